@@ -1,0 +1,102 @@
+"""The `rollout-log` command: one file per verb, loaded when the verb is called.
+
+To add a verb, write `cli/<verb>.py` and one line of `VERBS`. Its module has
+
+- a docstring: the first line is the verb's line in `VERBS`; indented paragraphs (the example, which
+  every verb has) are shown as they stand, the others are wrapped;
+- a function `run`, whose parameters are typer's: `Annotated[Path, typer.Argument(help="…")]`.
+
+`run` prints through `cli._output` whatever comes from a log, raises `RolloutLogError` for what the user
+can mend (one line on stderr, exit 2), and `typer.Exit(code)` for any other status. A verb called without
+the arguments it needs shows its help, and exits 2 so that a script notices.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERBS = {
+    "version": "Print the version of rollout-log.",
+}
+"""Verb -> what it does, in the order of the help. Static, so that the help imports nothing."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line, by default the process's own; ends in SystemExit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal in ASCII is no reason to fail
+    verb, *rest = [*(sys.argv[1:] if args is None else args)] or ["--help"]
+    if verb in {"-h", "--help", "help"}:
+        if not rest:
+            print(_overview())
+            sys.exit(0)
+        verb, rest = rest[0], ["--help"]
+    if verb == "--version":
+        verb = "version"
+    if verb not in VERBS:
+        _fail(_unknown(verb))
+    _call(verb, rest)
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:{width}}  {line}" for verb, line in VERBS.items())
+    return (
+        "Usage: rollout-log VERB [ARGUMENTS]\n\n"
+        "A flight recorder for RL rollouts: record token streams, look at them, play them back.\n\n"
+        f"{verbs}\n\n"
+        "`rollout-log VERB --help` says more about one, with an example."
+    )
+
+
+def _unknown(verb: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(verb, VERBS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no verb {verb!r}{hint} (rollout-log --help lists them)"
+
+
+def _call(verb: str, args: list[str]) -> None:
+    from rollout_log.errors import RolloutLogError
+
+    command = load(verb)
+    if not args and any(parameter.required for parameter in command.params):
+        print(command.get_help(command.make_context(f"rollout-log {verb}", [], resilient_parsing=True)))
+        sys.exit(2)
+    try:
+        command.main(args=args, prog_name=f"rollout-log {verb}")
+    except (RolloutLogError, OSError) as error:
+        _fail(str(error) or type(error).__name__)
+
+
+def load(verb: str) -> Any:  # typer's Command, which it does not export
+    """Import a verb's module and make its command."""
+    import typer
+
+    module = import_module(f"{__name__}.{verb}")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(verb, help=_help(module))(module.run)
+    return typer.main.get_command(app)
+
+
+def _help(module: ModuleType) -> str:
+    """Give the module's docstring, its indented paragraphs marked (`\\b`) as not to be wrapped."""
+    from inspect import getdoc
+
+    paragraphs = (getdoc(module) or "").split("\n\n")
+    return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else text for text in paragraphs)
+
+
+def _fail(message: str) -> None:
+    from rollout_log.cli._output import safe
+
+    print(f"rollout-log: {safe(message)}", file=sys.stderr)
+    sys.exit(2)

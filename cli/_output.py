@@ -1,0 +1,97 @@
+"""What the verbs print with: JSON for programs, safe text and tables for people.
+
+Keys, model output and headers are hostile: they may move the cursor, retitle the terminal, reverse the
+reading order or imitate markup. `safe` shows such characters as escapes; `console` reads no markup.
+JSON is ASCII, so it needs no `safe`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Controls, format characters (bidi among them), surrogates, line and paragraph separators.
+_HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Format characters that scripts and emoji need; they change how their neighbours look, and no more.
+_JOINERS = frozenset("\u200c\u200d")
+_NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def safe(text: object, *, keep: str = "") -> str:
+    """Show what a terminal would obey as an escape (`\\x1b`), but for the characters in `keep`.
+
+    The result is one line unless `keep` has a newline. It is for reading: a backslash is not doubled,
+    so the text cannot always be told back from it; `--json` is exact.
+    """
+    text = str(text)
+    if text.isprintable():  # the common case; printable excludes all of _HOSTILE
+        return text
+    return "".join(c if c in keep else _show(c) for c in text)
+
+
+def _show(char: str) -> str:
+    if char in _JOINERS or unicodedata.category(char) not in _HOSTILE:
+        return char
+    return _NAMED.get(char) or char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def to_json(value: Any) -> str:
+    """Write one value as ASCII JSON without line breaks; NaN and infinities become null.
+
+    Takes structs, dataclasses, paths and bytes (base64) as well.
+    """
+    plain = _finite(msgspec.to_builtins(value, str_keys=True, enc_hook=str))
+    return json.dumps(plain, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def print_json(*values: Any) -> None:
+    """Print each value as one line of JSON: one object, or JSON Lines."""
+    for value in values:
+        sys.stdout.write(to_json(value) + "\n")
+
+
+def print_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()
+) -> None:
+    """Print rows under a header; the columns named in `right` are numbers and stand to the right.
+
+    Cells are made safe. On a terminal long ones are folded; elsewhere no line is.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in header:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else safe(cell)) for cell in row))
+    console().print(table)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Give a console that reads no markup and no emoji names, and colours on a terminal alone."""
+    from rich.console import Console
+
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(
+        stderr=stderr, markup=False, emoji=False, highlight=False, width=None if terminal else 100_000
+    )

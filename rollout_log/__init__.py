@@ -1,0 +1,25 @@
+"""A flight recorder for RL rollouts: record token streams, fold them into samples, play them back."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollout_log.fold import Rollout, fold
+    from rollout_log.log import Log, LogReader
+    from rollout_log.record import Recorder, RecordingTransport
+    from rollout_log.replay import ReplayTransport
+
+__version__ = "0.1.0"
+__all__ = ["Log", "LogReader", "Recorder", "RecordingTransport", "ReplayTransport", "Rollout", "fold"]
+
+_modules = dict.fromkeys(("Rollout", "fold"), "fold") | dict.fromkeys(("Log", "LogReader"), "log")
+_modules |= dict.fromkeys(("Recorder", "RecordingTransport"), "record") | {"ReplayTransport": "replay"}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first used: importing the package alone costs next to nothing."""
+    if name not in _modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_modules[name]}"), name)
