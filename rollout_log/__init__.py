@@ -6,16 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollout_log.fold import Rollout, fold
+    from rollout_log.fold import Rollout
     from rollout_log.log import Log, LogReader
     from rollout_log.record import Recorder, RecordingTransport
     from rollout_log.replay import ReplayTransport
 
 __version__ = "0.1.0"
-__all__ = ["Log", "LogReader", "Recorder", "RecordingTransport", "ReplayTransport", "Rollout", "fold"]
+__all__ = ["Log", "LogReader", "Recorder", "RecordingTransport", "ReplayTransport", "Rollout"]
 
-_modules = dict.fromkeys(("Rollout", "fold"), "fold") | dict.fromkeys(("Log", "LogReader"), "log")
-_modules |= dict.fromkeys(("Recorder", "RecordingTransport"), "record") | {"ReplayTransport": "replay"}
+# The function `fold` is not among them: `rollout_log.fold` is the module it lives in.
+_modules = {"Log": "log", "LogReader": "log", "Recorder": "record", "RecordingTransport": "record"}
+_modules |= {"ReplayTransport": "replay", "Rollout": "fold"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,84 @@
+"""What comes from a log is shown without being obeyed."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_log.cli import _output as output
+from rollout_log.cli._output import safe
+
+ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))
+
+
+@pytest.mark.parametrize(
+    ("hostile", "shown"),
+    [
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x9b2J", r"\x9b2J"),
+        ("a\rb\nc\td", r"a\rb\nc\td"),
+        ("abc\u202edcba\u2066", r"abc\u202edcba\u2066"),
+        ("a\u2028b\u0085c", r"a\u2028b\x85c"),
+        ("\ufeff\U000e0041", r"\ufeff\U000e0041"),
+        ("\ud83d", r"\ud83d"),
+        ("[bold]x[/bold]", "[bold]x[/bold]"),
+        ("naïve 日本 👩\u200d🚀", "naïve 日本 👩\u200d🚀"),
+    ],
+)
+def test_controls_become_escapes_and_letters_stay(hostile, shown):
+    assert safe(hostile) == shown
+
+
+def test_lines_may_be_kept():
+    assert safe("a\n\tb\x1b", keep="\n") == "a\n\\tb\\x1b"
+
+
+@given(ANY_TEXT)
+def test_nothing_a_terminal_obeys_is_left(text):
+    left = [c for c in safe(text) if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
+    assert set(left) <= {"\u200c", "\u200d"}
+    safe(text).encode()
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | ANY_TEXT, st.lists)
+    | st.dictionaries(ANY_TEXT, ANY_TEXT)
+)
+def test_json_is_one_ascii_line_and_exact(value):
+    line = output.to_json(value)
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line) == value
+
+
+def test_json_has_no_nan_and_takes_structs_paths_and_bytes():
+    class Point(msgspec.Struct):
+        x: float
+        y: float
+
+    value = {"p": Point(math.nan, 1.5), "inf": [-math.inf], "path": Path("/a"), "bytes": b"\xff", 1: ()}
+    assert output.to_json(value) == '{"p":{"x":null,"y":1.5},"inf":[null],"path":"/a","bytes":"/w==","1":[]}'
+
+
+def test_json_lines(capsys):
+    output.print_json({"a": 1}, {"a": 2})
+    assert capsys.readouterr().out == '{"a":1}\n{"a":2}\n'
+
+
+def test_a_table_reads_no_markup_and_is_not_folded_off_a_terminal(capsys):
+    output.print_table(
+        ["key", "tokens"], [["[red]a[/red] :smile: \x1b[1m", 7], ["x" * 300, None]], right=["tokens"]
+    )
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["key", "tokens"]
+    assert first.split("  ")[0] == r"[red]a[/red] :smile: \x1b[1m"
+    assert first.endswith("     7")
+    assert second.rstrip() == "x" * 300
