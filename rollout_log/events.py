@@ -12,7 +12,7 @@ Times are microseconds since the request was sent, on the monotonic clock of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Union
+from typing import Any, Literal, NamedTuple, Union
 
 import msgspec
 
@@ -21,6 +21,7 @@ __all__ = [
     "Cause",
     "Closed",
     "Delta",
+    "Elided",
     "End",
     "Ended",
     "Event",
@@ -34,7 +35,9 @@ __all__ = [
     "Unknown",
     "Unrecorded",
     "decode_events",
+    "elide_token_ids",
     "encode_events",
+    "restore_body",
 ]
 
 Cause = Literal["first", "retry", "resume", "turn"]
@@ -245,3 +248,33 @@ def _decode_leniently(parts: Iterable[msgspec.Raw]) -> Iterable[Event]:
 
 def _plain(event: Event) -> Any:
     return [event.kind, *event.fields] if type(event) is Unknown else event
+
+
+class Elided(NamedTuple):
+    """A request body without the text of its token ids; `at` -1 when it is whole."""
+
+    body: bytes
+    at: int
+    separator: str
+
+
+def elide_token_ids(body: bytes, token_ids: Sequence[int] | None) -> Elided:
+    """Cut the text of `token_ids` out of a body, where that can be undone exactly.
+
+    A resumed request repeats prompt and response, which the sample has; this keeps requests small.
+    """
+    if token_ids:
+        for separator in (",", ", "):
+            text = separator.join(map(str, token_ids)).encode()
+            at = body.find(b"[" + text + b"]") + 1
+            if at:
+                return Elided(body[:at] + body[at + len(text) :], at, separator)
+    return Elided(body, -1, ",")
+
+
+def restore_body(requested: Requested, token_ids: Sequence[int]) -> bytes:
+    """Return the body as it was sent; `token_ids` are prompt + response[:base] at that time."""
+    if requested.ids_at < 0:
+        return requested.body
+    text = requested.ids_separator.join(map(str, token_ids)).encode()
+    return requested.body[: requested.ids_at] + text + requested.body[requested.ids_at :]

@@ -1,0 +1,142 @@
+"""One request made for a sample, from the tap's point of view: headers, reads and an end go in.
+
+Sans-IO and synchronous: a tap calls `respond`, `feed` for every network read, `end`, and passes the bytes
+on itself. Whatever goes wrong in here stays in here (`broken`): recording never kills a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rollout_log.events import Body, Delta, End, Ended, Event, Marked, Reads, Responded, Tail
+from rollout_log.record.headers import safe_headers
+from rollout_log.sse import FrameSplitter
+
+if TYPE_CHECKING:
+    from rollout_log.fold import Rollout
+    from rollout_log.record.samples import LiveSample
+
+__all__ = ["Exchange"]
+
+_logger = logging.getLogger("rollout_log")
+_READS_PER_EVENT = 512
+"""Read sizes and times are written in stretches, so that a killed process loses only the last one."""
+
+
+class Exchange:
+    """One HTTP exchange of a sample."""
+
+    def __init__(self, sample: LiveSample, number: int, *, recording: bool) -> None:
+        self.sample = sample
+        self.number = number
+        self.ended = False
+        self.broken: Exception | None = None
+        """What stopped the recording of this request, if anything did."""
+        self._recording = recording
+        self._splitter: FrameSplitter | None = None
+        self._body: list[bytes] = []
+        self._started_ns = time.monotonic_ns()
+        self._last_read = 0
+        self._sizes: list[int] = []
+        self._times: list[int] = []
+
+    @property
+    def key(self) -> str:
+        """Key of the sample the request went to: the one asked for, or a child's."""
+        return self.sample.key
+
+    @property
+    def rollout(self) -> Rollout:
+        """The sample as folded so far; live."""
+        return self.sample.rollout
+
+    def respond(
+        self, status: int, headers: Iterable[tuple[str, str]], http_version: str = "HTTP/1.1"
+    ) -> None:
+        """Status and headers arrived."""
+        headers = safe_headers(headers)
+        kinds = dict(headers)
+        encoding = kinds.get("content-encoding", "identity").strip().lower()
+        plain = encoding in ("", "identity")
+        # A router calls everything an event stream; an error is a body whatever it is called.
+        if status < 400 and plain and kinds.get("content-type", "").startswith("text/event-stream"):
+            self._splitter = FrameSplitter()
+        events: list[Event] = [Responded(self.number, status, headers, self._now(), http_version)]
+        if not plain:
+            events.append(
+                Marked("encoded_body", {"request": self.number, "encoding": encoding}, time.time_ns())
+            )
+        self._take(events)
+
+    def feed(self, chunk: bytes) -> None:
+        """One network read of the body arrived."""
+        if self.ended or not chunk:
+            return
+        now = self._now()
+        self._sizes.append(len(chunk))
+        self._times.append(now - self._last_read)
+        self._last_read = now
+        splitter = self._splitter
+        if splitter is None:
+            self._body.append(chunk)
+            return
+        number = self.number
+        events: list[Event] = [Delta(number, frame.data, now, frame.raw) for frame in splitter.feed(chunk)]
+        if len(self._sizes) >= _READS_PER_EVENT:
+            events.append(self._reads())
+        if events:
+            self._take(events)
+
+    def end(self, how: End, detail: str | None = None) -> None:
+        """The response is over; only the first call counts."""
+        if self.ended:
+            return
+        self.ended = True
+        now = self._now()
+        events: list[Event] = []
+        if self._splitter is not None:
+            if tail := self._splitter.tail():
+                events.append(Tail(self.number, tail))
+        elif self._body:
+            events.append(Body(self.number, b"".join(self._body), now))
+            self._body = []
+        if self._sizes:
+            events.append(self._reads())
+        events.append(Ended(self.number, how, detail, now))
+        self._take(events, summarized=True)
+
+    async def settle(self) -> bool:
+        """Wait for the disk, as the log's durability says; True when everything is on it."""
+        return await self.sample.settle()
+
+    def mark(self, name: str, **fields: object) -> None:
+        """Write down something else that happened."""
+        self._take([Marked(name, {"request": self.number, **fields}, time.time_ns())], summarized=True)
+
+    def _reads(self) -> Reads:
+        reads = Reads(self.number, self._sizes, self._times)
+        self._sizes, self._times = [], []
+        return reads
+
+    def _take(self, events: Sequence[Event], *, summarized: bool = False) -> None:
+        """Fold events and hand them to the log."""
+        sample = self.sample
+        try:
+            length = sample.rollout.length
+            apply = sample.rollout.apply
+            for event in events:
+                apply(event)
+            if self._recording and not sample.write(events, summarized=summarized):
+                self._recording = False
+                sample.miss(length)
+        except Exception as error:
+            if self.broken is None:
+                self.broken = error
+                _logger.warning("recording of %r stopped: %s: %s", self.key, type(error).__name__, error)
+            self._recording = False
+
+    def _now(self) -> int:
+        return (time.monotonic_ns() - self._started_ns) // 1000

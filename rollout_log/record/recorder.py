@@ -1,0 +1,337 @@
+"""The library tap: generate for a sample, with retry, resume and abort, everything recorded.
+
+async with Recorder(log, client) as recorder:
+    rollout = await recorder.generate("t1-abc", url, body)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from rollout_log.engines import dialect_for
+from rollout_log.errors import RolloutLogError
+from rollout_log.events import Cause, Closed, Opened
+from rollout_log.fold import Rollout
+from rollout_log.record.continuation import may_continue, request_from
+from rollout_log.record.errors import GenerationFailed, GenerationRefused
+from rollout_log.record.evidence import evidence_of_finish
+from rollout_log.record.exchange import Exchange
+from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
+from rollout_log.record.retry import Backoff, judge
+from rollout_log.record.samples import Samples
+from rollout_log.record.watchdog import Watchdog, take_back_cancel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from rollout_log.log import Log
+
+__all__ = ["Call", "Recorder"]
+
+_logger = logging.getLogger("rollout_log")
+_LINGER_S = 10.0
+"""How long the usage frame and `[DONE]` may take once the finish has come."""
+
+OnRetry = Literal["auto", "restart", "continue"]
+NoTerminal = Literal["auto", "abort"]
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """What is asked of the recorder for one sample; everything but the first three has a default."""
+
+    key: str
+    url: str
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = {}
+    base: int | None = None
+    """Explicit length of the response this call goes on from; None: inferred from the body's ids."""
+    cause: Cause | None = None
+    opened: Opened | None = None
+    """What else is known of the sample: step, group, index, metadata."""
+    weight_version: Callable[[], str | None] | str | None = None
+    """Weights loaded at dispatch; a function is asked before every request."""
+    masks_offpolicy: bool = False
+    """The trainer masks tokens of older weights, so a retry may go on across an update."""
+    eos_token_ids: Collection[int] = ()
+    decode: Callable[[list[int]], str] | None = None
+    """Tokens to text, where stop strings have to be judged."""
+    should_stop: Callable[[], bool] | None = None
+    """Asked between reads and at least every second: the run aborts, so stop, and do not retry."""
+    on_read: Callable[[Rollout], None] | None = None
+    """Called after every network read, before anything is awaited again."""
+
+
+class Recorder:
+    """Generates for samples over one httpx client, into one log (None: the same, without recording).
+
+    `on_retry`: `auto` goes on from the tokens there are where that gives the same distribution, else
+    starts again; `restart` always starts again; `continue` always goes on where the parameters allow it.
+    `no_terminal`: what a clean end without finish reason and without evidence calls for: `auto` a retry,
+    `abort` an aborted sample. `stall_s`: seconds between reads before `/health` is asked.
+    """
+
+    def __init__(
+        self,
+        log: Log | None,
+        client: httpx.AsyncClient,
+        *,
+        on_retry: OnRetry = "auto",
+        no_terminal: NoTerminal = "auto",
+        backoff: Backoff | None = None,
+        stall_s: float = 600.0,
+        samples: Samples | None = None,
+    ) -> None:
+        self.samples = samples or Samples(log)
+        self._log = log
+        self._client = client
+        self._on_retry = on_retry
+        self._no_terminal = no_terminal
+        self._backoff = backoff or Backoff()
+        self._stall_s = stall_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._log is not None:
+            await self._log.flush()
+
+    async def generate(self, key: str, url: str, body: Mapping[str, Any], **options: Any) -> Rollout:
+        """Generate for one sample and return it when it is finished or aborted.
+
+        `options` are those of `Call`. Raises `GenerationRefused` when the engine will not serve the request,
+        `GenerationFailed` when the retries are used up; both carry the rollout. A cancellation raises
+        `CancelledError` and leaves the sample aborted, unless the finish had come: then the finished sample
+        is returned.
+        """
+        return await self.run(Call(key=key, url=url, body=body, **options))
+
+    async def run(self, call: Call) -> Rollout:
+        """Serve one call; see `generate`."""
+        dialect = dialect_for(urlsplit(call.url).path)
+        if dialect is None:
+            raise RolloutLogError(f"sample {call.key!r}: {call.url} is no path an engine generates on")
+        base, cause, body = call.base, call.cause, call.body
+        prompt_and_kept = list(dialect.read_request(_encode(body)).token_ids or ())
+        first_base: int | None = None
+        attempt = fruitless = 0
+        while True:
+            exchange = self._begin(call, body, base, cause)
+            rollout = exchange.rollout
+            request = rollout.requests[-1]
+            if first_base is None:
+                first_base = request.base
+            await self._send(call, exchange, body)
+            await self._settle(exchange)
+            self._infer_finish(call, exchange, body)
+            verdict = judge(rollout, request, retry_without_terminal=self._no_terminal == "auto")
+            if verdict.kind == "final" or (call.should_stop is not None and call.should_stop()):
+                return rollout
+            if verdict.kind == "refused":
+                raise GenerationRefused(
+                    f"sample {exchange.key!r}: the engine refused: {verdict.reason}", rollout
+                )
+            if attempt >= self._backoff.tries:
+                raise GenerationFailed(
+                    f"sample {exchange.key!r}: given up after {attempt + 1} requests, the last ended in "
+                    f"{verdict.reason}. Is the engine at {call.url} up?",
+                    rollout,
+                )
+            fruitless = 0 if request.tokens else fruitless + 1
+            _logger.info(
+                "sample %r: request %d ended in %s; again", exchange.key, request.number, verdict.reason
+            )
+            if not await self._pause(call, self._backoff.delay(max(fruitless - 1, 0))):
+                return rollout
+            attempt += 1
+            cause = "retry"
+            base, body = first_base, call.body
+            kept = rollout.choice_or_first().token_ids[first_base:]
+            if kept and self._may_go_on(call, rollout, request.n, kept):
+                prompt = prompt_and_kept
+                again = request_from(dialect.name, call.body, prompt, kept)
+                if again is None:
+                    exchange.mark("finish_inferred", finish_reason="length", evidence="the budget is used up")
+                    return rollout
+                base, body = first_base + len(kept), again
+
+    def close(self, key: str, closed: Closed) -> None:
+        """Write down what the trainer made of a sample."""
+        sample = self.samples.get(key)
+        if sample is not None:
+            sample.rollout.apply(closed)
+            sample.write([closed], summarized=True)
+
+    # Parts
+
+    def _begin(self, call: Call, body: Mapping[str, Any], base: int | None, cause: Cause | None) -> Exchange:
+        version = call.weight_version() if callable(call.weight_version) else call.weight_version
+        parts = urlsplit(call.url)
+        return self.samples.request(
+            call.key,
+            path=parts.path + (f"?{parts.query}" if parts.query else ""),
+            url=call.url,
+            headers=call.headers.items(),
+            body=_encode(body),
+            base=base,
+            cause=cause,
+            weight_version=version,
+            opened=call.opened,
+        )
+
+    async def _send(self, call: Call, exchange: Exchange, body: Mapping[str, Any]) -> None:
+        """Make one request and take its response in; returns however it ended, but for a cancellation."""
+        watchdog = Watchdog(self._stall_s, healthy=lambda: self._is_healthy(call.url), stop=call.should_stop)
+        watchdog.start()
+        try:
+            await self._stream(call, exchange, body, watchdog)
+            if watchdog.fired:
+                await asyncio.sleep(0)  # its cancellation is on the way; it must not hit the caller
+        except asyncio.CancelledError:
+            if watchdog.absorb():
+                self._end_watched(exchange, watchdog)
+            else:
+                exchange.end("cancelled")
+                if not _is_finished(exchange.rollout):
+                    raise
+                take_back_cancel()
+        except httpx.TimeoutException as error:
+            exchange.end("timeout", _name(error))
+        except httpx.TransportError as error:
+            exchange.end("reset", _name(error))
+        except Exception as error:
+            exchange.end("reset", _name(error))
+            raise
+        finally:
+            watchdog.close()
+        if exchange.broken is not None:
+            message = f"sample {exchange.key!r}: a response could not be folded: {exchange.broken}"
+            raise RolloutLogError(message) from exchange.broken
+
+    async def _stream(
+        self, call: Call, exchange: Exchange, body: Mapping[str, Any], watchdog: Watchdog
+    ) -> None:
+        headers = {"content-type": "application/json", **call.headers, "accept-encoding": "identity"}
+        for ours in (KEY_HEADER, BASE_HEADER):
+            headers.pop(ours, None)
+        rollout, on_read, should_stop = exchange.rollout, call.on_read, call.should_stop
+        finished = False
+        async with self._client.stream(
+            "POST", call.url, content=_encode(body), headers=headers, timeout=_no_read_limit(self._client)
+        ) as response:
+            exchange.respond(response.status_code, response.headers.multi_items(), response.http_version)
+            async for chunk in response.aiter_raw():
+                exchange.feed(chunk)
+                watchdog.touch()
+                if on_read is not None:
+                    on_read(rollout)
+                if should_stop is not None and should_stop() and not _is_finished(rollout):
+                    exchange.end("cancelled", "the run aborts")
+                    return
+                if not finished and _is_finished(rollout):
+                    finished = True
+                    watchdog.limit = min(watchdog.limit, _LINGER_S)
+        exchange.end("eof")
+        if on_read is not None:
+            on_read(rollout)
+
+    def _end_watched(self, exchange: Exchange, watchdog: Watchdog) -> None:
+        if watchdog.fired == "stopped":
+            exchange.end("cancelled", "the run aborts")
+        else:
+            exchange.end("timeout", f"no bytes for {watchdog.limit:g} s")
+
+    async def _settle(self, exchange: Exchange) -> None:
+        try:
+            await exchange.settle()
+        except asyncio.CancelledError:
+            if not _is_finished(exchange.rollout):
+                raise
+            take_back_cancel()
+
+    async def _pause(self, call: Call, delay: float) -> bool:
+        """Wait before a retry; False when the run aborts meanwhile."""
+        deadline = asyncio.get_running_loop().time() + delay
+        while (left := deadline - asyncio.get_running_loop().time()) > 0:
+            if call.should_stop is not None and call.should_stop():
+                return False
+            await asyncio.sleep(min(left, 0.5) if call.should_stop else left)
+        return not (call.should_stop is not None and call.should_stop())
+
+    def _may_go_on(self, call: Call, rollout: Rollout, n: int, kept: list[int]) -> bool:
+        if self._on_retry == "restart" or n != 1:
+            return False
+        params = call.body.get("sampling_params", call.body)
+        seam = call.decode(kept) if call.decode is not None and params.get("stop") else None
+        if may_continue(_sampling(params), seam=seam) is not None:
+            return False
+        if self._on_retry == "continue" or call.masks_offpolicy:
+            return True
+        version = call.weight_version() if callable(call.weight_version) else call.weight_version
+        spans = rollout.choice_or_first().weight_versions(rollout.dispatched)
+        return version is not None and {span.version for span in spans} == {version}
+
+    def _infer_finish(self, call: Call, exchange: Exchange, body: Mapping[str, Any]) -> None:
+        rollout, request = exchange.rollout, exchange.rollout.requests[-1]
+        if rollout.ended_of(request) != "no_terminal" or request.n != 1:
+            return
+        dialect = dialect_for(request.path)
+        if dialect is None:
+            return
+        tokens = rollout.choice_or_first().token_ids[request.base :]
+        info = dialect.read_request(_encode(body))
+        text = call.decode(tokens) if call.decode is not None and info.sampling_params.get("stop") else None
+        found = evidence_of_finish(info, tokens, eos_token_ids=call.eos_token_ids, text=text)
+        if found is not None:
+            exchange.mark("finish_inferred", finish_reason=found.finish_reason, evidence=found.evidence)
+
+    async def _is_healthy(self, url: str) -> bool:
+        try:
+            response = await self._client.get(httpx.URL(url).join("/health"), timeout=10.0)
+        except httpx.HTTPError:
+            return False
+        return response.status_code < 400
+
+
+def _is_finished(rollout: Rollout) -> bool:
+    """Whether the engine has given every choice a finish reason other than an abort."""
+    return all(
+        choice.finish_reason is not None and choice.finish_reason not in ("abort", "cancelled")
+        for choice in rollout.choices.values()
+    )
+
+
+def _sampling(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a body that has its sampling parameters at top level, those parameters only."""
+    ours = (
+        "model",
+        "prompt",
+        "messages",
+        "stream",
+        "stream_options",
+        "return_token_ids",
+        "user",
+        "request_id",
+    )
+    return {name: value for name, value in params.items() if name not in ours}
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(body)
+
+
+def _no_read_limit(client: httpx.AsyncClient) -> httpx.Timeout:
+    """The client's own limits, but for reads: a stream may stand still, and the watchdog knows better."""
+    own = client.timeout
+    return httpx.Timeout(connect=own.connect, read=None, write=own.write, pool=own.pool)
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

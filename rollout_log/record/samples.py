@@ -1,0 +1,281 @@
+"""The samples a process is recording: which sample a request belongs to, and where it goes on from.
+
+A request joins the sample of its key, or, where gluing it on would be untrue (another one is open, another
+path or model, other prompt), a child of it: `KEY~2`, `KEY~3`, … Nothing here does IO; what happened goes to
+the log as events, which the log writes in its own thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rollout_log.engines import RequestInfo, dialect_for
+from rollout_log.events import Cause, Event, Marked, Observed, Opened, Requested, Unrecorded, elide_token_ids
+from rollout_log.fold import Rollout
+from rollout_log.record.base import Start, start_of
+from rollout_log.record.exchange import Exchange
+from rollout_log.record.headers import safe_headers, safe_url
+from rollout_log.record.summary import summarize
+
+if TYPE_CHECKING:
+    from rollout_log.log import Log
+
+__all__ = ["LiveSample", "Samples"]
+
+_HOST = socket.gethostname()
+_KEPT_IDLE = 16_384
+"""Samples without an open request that stay in memory, so that a resume finds them."""
+
+
+class LiveSample:
+    """One sample of this process: what is folded so far, and how much of it the log took."""
+
+    def __init__(self, opened: Opened, log: Log | None, state: Rollout | None = None) -> None:
+        self.opened = opened
+        self.rollout = state or Rollout()
+        self.exchange: Exchange | None = None
+        """The latest request's; the sample is busy while it is open."""
+        self.path: str | None = None
+        self.model: str | None = None
+        self.children = 1
+        self._log = log
+        self._ordinal: int | None = None
+        self._written = 0
+        self._unrecorded_from: int | None = None
+        self._pid = os.getpid()
+
+    @property
+    def key(self) -> str:
+        """The sample's name in the log."""
+        return self.opened.key
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is open and its consumer not known to be gone."""
+        return self.exchange is not None and not self.exchange.ended
+
+    def open(self) -> None:
+        """Write the sample's first event."""
+        self.rollout.apply(self.opened)
+        self.write([self.opened], summarized=True)
+
+    def write(self, events: Sequence[Event], *, summarized: bool = False) -> bool:
+        """Hand events to the log; False when it did not take them. They are folded already."""
+        log = self._log
+        if log is None:
+            return False
+        if self._ordinal is None or self._pid != os.getpid():
+            self._create(log)
+            if events and events[0] is self.opened:
+                events = events[1:]
+        if self._ordinal is None:
+            return False
+        summary = summarize(self.rollout) if summarized else None
+        if events and not log.append(self._ordinal, self._written, events, summary):
+            return False
+        self._written += len(events)
+        return True
+
+    def miss(self, length: int) -> None:
+        """The log did not take what came after the first `length` tokens; the next request makes it up."""
+        if self._unrecorded_from is None or length < self._unrecorded_from:
+            self._unrecorded_from = length
+
+    def make_up(self, base: int) -> list[Unrecorded]:
+        """Return what must be written first, before a request at `base`, to close a gap."""
+        start, self._unrecorded_from = self._unrecorded_from, None
+        if start is None or start >= base:
+            return []
+        return [Unrecorded(base=start, token_ids=self.rollout.choice_or_first().token_ids[start:base])]
+
+    async def settle(self) -> bool:
+        """Wait, as the log's durability says, until what was written is on disk."""
+        if self._log is None or self._ordinal is None or self._pid != os.getpid():
+            return True
+        return await self._log.settle(self._ordinal)
+
+    def settle_sync(self) -> bool:
+        """As `settle`, for callers without an event loop."""
+        if self._log is None or self._ordinal is None or self._pid != os.getpid():
+            return True
+        return self._log.flush_sync(self._ordinal, timeout=0.1)
+
+    def _create(self, log: Log) -> None:
+        self._ordinal, self._written, self._pid = log.create(self.opened), 0, os.getpid()
+        if not log.append(self._ordinal, 0, [self.opened], summarize(self.rollout)):
+            self._ordinal = None
+            self._unrecorded_from = 0
+            return
+        self._written = 1
+
+
+class Samples:
+    """All samples of one log in this process, by key."""
+
+    def __init__(self, log: Log | None) -> None:
+        self._log = log
+        self._live: OrderedDict[str, LiveSample] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, key: str) -> LiveSample | None:
+        """Return the newest life of a sample, None when this process has not seen it."""
+        return self._live.get(key)
+
+    def request(
+        self,
+        key: str | None,
+        *,
+        method: str = "POST",
+        path: str,
+        body: bytes,
+        url: str = "",
+        headers: Iterable[tuple[str, str]] = (),
+        base: int | None = None,
+        cause: Cause | None = None,
+        weight_version: str | None = None,
+        supersede: bool = False,
+        opened: Opened | None = None,
+    ) -> Exchange:
+        """Begin a request for a sample and return what takes in its response.
+
+        `key` None makes a new one. `base`, `cause`: the caller's own word, before inference. `supersede`:
+        the consumer of an open request of this key is gone. `opened`: what else is known of the sample,
+        should it be new (its `step` counts for the request in any case).
+        """
+        key = _storable(key) if key else _new_key()
+        dialect = dialect_for(path)
+        info = dialect.read_request(body) if dialect else RequestInfo()
+        with self._lock:
+            sample = self._place(key, path, info, opened, supersede=supersede or base is not None)
+            start = start_of(sample.rollout, info.token_ids, base)
+            number = len(sample.rollout.requests)
+            elided = elide_token_ids(body, info.token_ids)
+            requested = Requested(
+                number=number,
+                base=start.base,
+                cause=cause or start.cause,
+                dialect=dialect.name if dialect else "",
+                method=method,
+                path=safe_url(path),
+                body=elided.body,
+                ids_at=elided.at,
+                ids_separator=elided.separator,
+                headers=safe_headers(headers),
+                weight_version=weight_version,
+                sent_unix_ns=time.time_ns(),
+                url=safe_url(url),
+                step=opened.step if opened else None,
+            )
+            recording = self._begin(sample, start, requested)
+            exchange = sample.exchange = Exchange(sample, number, recording=recording)
+        return exchange
+
+    def _begin(self, sample: LiveSample, start: Start, requested: Requested) -> bool:
+        rollout = sample.rollout
+        length = len(rollout.choice_or_first().token_ids)
+        events: list[Event] = []
+        if start.observed or start.keep < length < start.base:
+            events.append(Observed(base=start.keep, token_ids=start.observed))
+        events.append(requested)
+        made_up = sample.make_up(start.keep)
+        for event in events:
+            rollout.apply(event)
+        if sample.write([*made_up, *events], summarized=True):
+            return True
+        sample.miss(made_up[0].base if made_up else start.keep)
+        return False
+
+    def _place(
+        self, key: str, path: str, info: RequestInfo, opened: Opened | None, *, supersede: bool
+    ) -> LiveSample:
+        """Find or make the sample a request belongs to."""
+        sample = self._live.get(key)
+        if sample is None or sample.rollout.closed is not None:
+            return self._open(key, path, info, opened, after=sample)
+        self._live.move_to_end(key)
+        if not _belongs(sample, path, info):
+            return self._child(sample, path, info, opened)
+        if sample.busy and sample.exchange is not None:
+            if not supersede:
+                child = self._child(sample, path, info, opened)
+                mark = Marked("concurrent_request", {"child": child.key}, time.time_ns())
+                sample.rollout.apply(mark)
+                sample.write([mark])
+                return child
+            sample.exchange.end("cancelled", "superseded by a newer request")
+        return sample
+
+    def _child(self, parent: LiveSample, path: str, info: RequestInfo, opened: Opened | None) -> LiveSample:
+        for number in range(2, parent.children + 1):
+            child = self._live.get(f"{parent.key}~{number}")
+            if child is not None and not child.busy and _goes_on(child, path, info):
+                return child
+        parent.children += 1
+        return self._open(f"{parent.key}~{parent.children}", path, info, opened, parent=parent.key)
+
+    def _open(
+        self,
+        key: str,
+        path: str,
+        info: RequestInfo,
+        opened: Opened | None,
+        *,
+        after: LiveSample | None = None,
+        parent: str | None = None,
+    ) -> LiveSample:
+        template = opened or Opened(key=key)
+        fields: dict[str, Any] = {
+            "key": key,
+            "run": template.run or (self._log.run if self._log else ""),
+            "incarnation": after.opened.incarnation + 1 if after else template.incarnation,
+            "parent": parent,
+            "opened_unix_ns": time.time_ns(),
+            "host": _HOST,
+        }
+        if info.token_ids is not None and not template.prompt_token_ids:
+            fields["prompt_token_ids"] = list(info.token_ids)
+        sample = LiveSample(msgspec.structs.replace(template, **fields), self._log)
+        sample.path, sample.model = path, info.model
+        self._live[key] = sample
+        self._forget_idle()
+        sample.open()
+        return sample
+
+    def _forget_idle(self) -> None:
+        while len(self._live) > _KEPT_IDLE:
+            key = next((key for key, sample in self._live.items() if not sample.busy), None)
+            if key is None:
+                return
+            del self._live[key]
+
+
+def _belongs(sample: LiveSample, path: str, info: RequestInfo) -> bool:
+    if path != sample.path or info.model != sample.model or info.token_ids is None:
+        return False
+    prompt = sample.rollout.prompt_token_ids
+    return bool(prompt) and info.token_ids[: len(prompt)] == prompt
+
+
+def _goes_on(sample: LiveSample, path: str, info: RequestInfo) -> bool:
+    """Whether a request takes up a child exactly where it stands."""
+    response = sample.rollout.choice_or_first().token_ids
+    if not response or not _belongs(sample, path, info) or info.token_ids is None:
+        return False
+    prompt = len(sample.rollout.prompt_token_ids)
+    return info.token_ids[prompt : prompt + len(response)] == response
+
+
+def _new_key() -> str:
+    return os.urandom(8).hex()
+
+
+def _storable(key: str) -> str:
+    return key.encode("utf-8", "backslashreplace").decode()

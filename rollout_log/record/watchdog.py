@@ -1,0 +1,103 @@
+"""Notices that a stream stands still, without costing anything per read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+__all__ = ["Watchdog"]
+
+
+class Watchdog:
+    """Cancels the task that made it when no read came for `limit` seconds, or when `stop` says so.
+
+    No limit holds before the first `touch`: queueing and a paused engine are normal. When the limit is
+    reached, `healthy` is asked first, and while it says yes one more limit is granted. The cancellation
+    is meant for the code between `start` and `close`; `fired` says whose it was.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        *,
+        healthy: Callable[[], Awaitable[bool]] | None = None,
+        stop: Callable[[], bool] | None = None,
+        interval: float = 1.0,
+    ) -> None:
+        self.limit = limit
+        self.fired: str | None = None
+        """`timeout` or `stopped`, once it has cancelled the task."""
+        self._healthy = healthy
+        self._stop = stop
+        self._interval = min(interval, limit)
+        self._task: asyncio.Task[object] | None = None
+        self._last: float | None = None
+        self._granted = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._check: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin watching the current task."""
+        self._task = asyncio.current_task()
+        self._schedule()
+
+    def touch(self) -> None:
+        """A read came."""
+        self._last = monotonic()
+        self._granted = False
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._check is not None:
+            self._check.cancel()
+
+    def absorb(self) -> bool:
+        """Whether a CancelledError just caught was this watchdog's; it is then taken back."""
+        if self.fired is None:
+            return False
+        take_back_cancel()
+        return True
+
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
+
+    def _tick(self) -> None:
+        if self._task is None or self.fired:
+            return
+        if self._stop is not None and self._stop():
+            self._fire("stopped")
+        elif self._last is None or monotonic() - self._last < self.limit:
+            self._schedule()
+        elif self._healthy is None or self._granted:
+            self._fire("timeout")
+        else:
+            self._check = asyncio.get_running_loop().create_task(self._ask())
+
+    async def _ask(self) -> None:
+        seen = self._last
+        healthy = self._healthy is not None and await self._healthy()
+        if self._last != seen:
+            self._schedule()
+        elif healthy:
+            self._granted = True
+            self._last = monotonic()
+            self._schedule()
+        else:
+            self._fire("timeout")
+
+    def _fire(self, why: str) -> None:
+        if self._task is not None:
+            self.fired = why
+            self._task.cancel()
+
+
+def take_back_cancel() -> None:
+    """Tell the task that a cancellation was dealt with (Python 3.11 counts them)."""
+    task = asyncio.current_task()
+    uncancel = getattr(task, "uncancel", None)
+    if uncancel is not None:
+        uncancel()

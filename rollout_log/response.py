@@ -1,0 +1,250 @@
+"""One choice of a response as it grows: tokens, log-probs, where each token came from, weight versions.
+
+Per token it keeps what differs per token; what holds for stretches of tokens (who made them, which
+weights) is kept as stretches, so that extending costs the same whether a frame has one token or eight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import pairwise
+
+import msgspec
+
+from rollout_log.engines import VersionSpan
+from rollout_log.problems import Problem, problem
+
+__all__ = ["Choice", "Origin", "Run"]
+
+SENTINEL_LOGPROB = -9999.0
+"""What vLLM sends for a log-prob of minus infinity."""
+
+
+class Origin(str, Enum):
+    """Who made a token."""
+
+    GENERATED = "generated"
+    OBSERVED = "observed"
+    UNRECORDED = "unrecorded"
+    """By the engine, while recording was off."""
+    INHERITED = "inherited"
+    """In an older life of the sample."""
+
+
+class Run(msgspec.Struct):
+    """A stretch [start, end) of response tokens with one origin."""
+
+    origin: Origin
+    request: int | None
+    start: int
+    end: int
+
+
+class Choice(msgspec.Struct):
+    """One choice of n; positions count response tokens from 0."""
+
+    index: int = 0
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    """NaN where missing; as long as `token_ids`."""
+    runs: list[Run] = []
+    """Back to back, covering all tokens."""
+    told: list[VersionSpan] = []
+    """Weight versions as the engine told them; gaps where it did not."""
+    absent: list[tuple[int, int]] = []
+    """Stretches of generated tokens for which no log-prob came at all (a null did come elsewhere)."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    inferred: str | None = None
+    """A finish reason that a caller concluded from evidence."""
+    sampling_mask: list[list[int] | None] = []
+    """Empty, or one entry per token; None where the engine gave none."""
+    routed_experts: str | None = None
+    wire_text: list[str] = []
+    """Text as the engine sent it, of the latest request only."""
+
+    # Growing
+
+    def begin(self) -> None:
+        """A new request begins: what described the last one's end no longer holds."""
+        self.finish_reason = self.stop_reason = self.inferred = None
+        self.wire_text = []
+
+    def extend(
+        self, token_ids: Sequence[int], logprobs: Sequence[float] | None, origin: Origin, request: int | None
+    ) -> None:
+        """Append tokens; a short or absent list of log-probs fills the first of them."""
+        start = len(self.token_ids)
+        count = len(token_ids)
+        if not count:
+            return
+        self.token_ids += token_ids
+        if logprobs is not None and len(logprobs) == count:
+            self.logprobs += logprobs
+        else:
+            known = min(len(logprobs), count) if logprobs else 0
+            if known and logprobs:
+                self.logprobs += logprobs[:known]
+            self.logprobs += [math.nan] * (count - known)
+            if origin is Origin.GENERATED:
+                self._miss(start + known, start + count)
+        if self.runs:
+            last = self.runs[-1]
+            if last.request == request and last.origin is origin:
+                last.end += count
+                return
+        self.runs.append(Run(origin, request, start, start + count))
+
+    def extend_sampling_mask(self, mask: Sequence[list[int]], count: int) -> None:
+        """Take the sampling sets of the last `count` tokens."""
+        length = len(self.token_ids)
+        self.sampling_mask += [None] * (length - count - len(self.sampling_mask))
+        self.sampling_mask += mask[:count]
+
+    def tell_version(self, version: str, start: int) -> None:
+        """The engine says which weights made the tokens from `start` on."""
+        end = len(self.token_ids)
+        if self.told:
+            last = self.told[-1]
+            if last.version == version and last.end == start:
+                self.told[-1] = VersionSpan(version, last.start, end)
+                return
+        self.told.append(VersionSpan(version, start, end))
+
+    def tell_spans(self, spans: Sequence[VersionSpan], base: int) -> None:
+        """The engine says it for a whole request, counted from `base`; that goes before single frames."""
+        self.told = _cut(self.told, base)
+        for span in spans:
+            start, end = base + max(span.start, 0), min(base + span.end, len(self.token_ids))
+            if start < end:
+                self.told.append(VersionSpan(span.version, start, end))
+
+    def truncate(self, base: int) -> int:
+        """Keep the first `base` tokens; return how many generated ones went."""
+        if base >= len(self.token_ids):
+            return 0
+        base = max(base, 0)
+        gone = sum(
+            run.end - max(run.start, base)
+            for run in self.runs
+            if run.end > base and run.origin is not Origin.OBSERVED
+        )
+        del self.token_ids[base:], self.logprobs[base:], self.sampling_mask[base:]
+        self.runs = [run for run in self.runs if run.start < base]
+        if self.runs:
+            self.runs[-1].end = min(self.runs[-1].end, base)
+        self.told = _cut(self.told, base)
+        self.absent = [(start, min(end, base)) for start, end in self.absent if start < base]
+        if not base:
+            self.routed_experts = None
+        return gone
+
+    def _miss(self, start: int, end: int) -> None:
+        if self.absent and self.absent[-1][1] == start:
+            start = self.absent.pop()[0]
+        self.absent.append((start, end))
+
+    # What follows from it
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 for what the model generated, 0 for what the environment added; as long as `token_ids`."""
+        mask: list[int] = []
+        for run in self.runs:
+            mask += [int(run.origin is not Origin.OBSERVED)] * (run.end - run.start)
+        return mask
+
+    def weight_versions(self, dispatched: dict[int, str]) -> list[VersionSpan]:
+        """Return who made which tokens: as told, else as known at dispatch (request number -> version)."""
+        spans: list[VersionSpan] = []
+        for span in sorted([*self.told, *self._assumed(dispatched)], key=lambda span: span.start):
+            if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+                spans[-1] = VersionSpan(span.version, spans[-1].start, span.end)
+            else:
+                spans.append(span)
+        return spans
+
+    def _assumed(self, dispatched: dict[int, str]) -> Iterator[VersionSpan]:
+        for run in self.runs:
+            if run.origin is not Origin.GENERATED or run.request not in dispatched:
+                continue
+            if not any(span.start < run.end and span.end > run.start for span in self.told):
+                yield VersionSpan(dispatched[run.request], run.start, run.end)
+
+    def problems(self, wants_logprobs: set[int], dispatched: dict[int, str]) -> Iterator[Problem]:
+        """Yield what is wrong with the tokens that are there now."""
+        missing = [
+            (run.request, max(start, run.start), min(end, run.end))
+            for start, end in self.absent
+            for run in self.runs
+            if run.request in wants_logprobs and start < run.end and end > run.start
+        ]
+        for request, start, end in missing:
+            yield problem("missing_logprobs", request, start, f"{end - start} tokens came without log-probs")
+        yield from self._oddities()
+        for span in self._assumed(dispatched):
+            request = self.request_at(span.start)
+            yield problem(
+                "version_assumed", request, span.start, f"version {span.version}, as known at dispatch"
+            )
+        for before, after in pairwise(self.weight_versions(dispatched)):
+            if (
+                before.version.isdecimal()
+                and after.version.isdecimal()
+                and int(after.version) < int(before.version)
+            ):
+                message = f"version {after.version} after {before.version}"
+                yield problem("version_went_backwards", self.request_at(after.start), after.start, message)
+
+    def _oddities(self) -> Iterator[Problem]:
+        silent = set[int]()
+        for start, end in self.absent:
+            silent.update(range(start, end))
+        for run in self.runs:
+            if run.origin is not Origin.GENERATED:
+                continue
+            part = self.logprobs[run.start : run.end]
+            if any(map(math.isnan, part)):
+                nulls = [i for i, x in enumerate(part, run.start) if math.isnan(x) and i not in silent]
+                if nulls:
+                    yield problem("null_logprob", run.request, nulls[0], f"{len(nulls)} log-probs are null")
+            if SENTINEL_LOGPROB in part:
+                position = run.start + part.index(SENTINEL_LOGPROB)
+                message = f"{part.count(SENTINEL_LOGPROB)} log-probs are {SENTINEL_LOGPROB}"
+                yield problem("sentinel_logprob", run.request, position, message)
+
+    def request_at(self, position: int) -> int | None:
+        """Return the number of the request that made the token at a position."""
+        return next((run.request for run in self.runs if run.start <= position < run.end), None)
+
+    # Copies
+
+    def copy(self) -> Choice:
+        """Return a copy that grows apart from this one."""
+        return msgspec.structs.replace(
+            self,
+            token_ids=self.token_ids.copy(),
+            logprobs=self.logprobs.copy(),
+            runs=[msgspec.structs.replace(run) for run in self.runs],
+            told=self.told.copy(),
+            absent=self.absent.copy(),
+            sampling_mask=self.sampling_mask.copy(),
+            wire_text=self.wire_text.copy(),
+        )
+
+    def inherit(self, length: int, dispatched: dict[int, str]) -> Choice:
+        """Return the first `length` tokens as the beginning of a new life of the sample."""
+        heir = self.copy()
+        heir.told = heir.weight_versions(dispatched)
+        heir.truncate(length)
+        for run in heir.runs:
+            if run.origin is not Origin.OBSERVED:
+                run.origin, run.request = Origin.INHERITED, None
+        heir.begin()
+        return heir
+
+
+def _cut(spans: list[VersionSpan], base: int) -> list[VersionSpan]:
+    return [VersionSpan(span.version, span.start, min(span.end, base)) for span in spans if span.start < base]
