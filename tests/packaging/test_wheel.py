@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout_log import __version__
 from rollout_log.cli import VERBS
 
 
@@ -41,12 +42,12 @@ def wheel(root, tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel, root):
     files = contents(wheel)
-    assert {name.split("/")[0] for name in files} == {"rollout_log", "rollout_log-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in files} == {"rollout_log", f"rollout_log-{__version__}.dist-info"}
     assert "rollout_log/py.typed" in files
     # Real files, although a checkout has a symlink here.
     verbs = {f"rollout_log/cli/{path.name}": path.read_bytes() for path in (root / "cli").glob("*.py")}
     assert {name: files[name] for name in files if name.startswith("rollout_log/cli/")} == verbs
-    metadata = files["rollout_log-0.1.0.dist-info/METADATA"].decode()
+    metadata = files[f"rollout_log-{__version__}.dist-info/METADATA"].decode()
     assert "Requires-Python: >=3.10" in metadata
     assert "License-Expression: Apache-2.0" in metadata
 
@@ -65,7 +66,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     done = run(sys.executable, "-m", "pip", "--python", python, "install", "-q", wheel, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
-    assert run(command, "version", cwd=tmp_path).stdout == "rollout-log 0.1.0\n"
+    assert run(command, "version", cwd=tmp_path).stdout == f"rollout-log {__version__}\n"
     assert run(command, "--help", cwd=tmp_path).returncode == 0
     for verb in VERBS:  # each imports what it needs, so no dependency is missing
         done = run(command, verb, "--help", cwd=tmp_path)
