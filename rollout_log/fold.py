@@ -148,7 +148,7 @@ class Rollout:
 
     @property
     def step(self) -> int | None:
-        """The trainer's step: the one it closed the sample in, else of the latest request, else of the start."""
+        """The trainer's step: where it closed the sample, else of the latest request, else of the start."""
         if self.closed is not None and self.closed.step is not None:
             return self.closed.step
         steps = [request.step for request in self.requests if request.step is not None]

@@ -185,9 +185,9 @@ class Choice(msgspec.Struct):
             yield problem("missing_logprobs", request, start, f"{end - start} tokens came without log-probs")
         yield from self._oddities()
         for span in self._assumed(dispatched):
-            request = self.request_at(span.start)
+            number = self.request_at(span.start)
             yield problem(
-                "version_assumed", request, span.start, f"version {span.version}, as known at dispatch"
+                "version_assumed", number, span.start, f"version {span.version}, as known at dispatch"
             )
         for before, after in pairwise(self.weight_versions(dispatched)):
             if (
