@@ -2,111 +2,68 @@
 
 Wire formats move every month, so the log keeps bytes and this package interprets them late. A decoder
 is pure: it gets the bytes of one frame (or of a whole non-streamed body) and says what they mean in
-the terms below. It never raises on model output; what it cannot read is a `Frame` with `undecodable`.
+the terms of `frame`. It never raises on model output; what it cannot read is a `Frame` with `undecodable`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
 
-import msgspec
+from rollout_log.engines.frame import ChoiceDelta, Dialect, EngineError, Frame, RequestInfo, VersionSpan
+from rollout_log.engines.openai import OpenAI
+from rollout_log.engines.sglang import SGLang
+from rollout_log.engines.vllm import VLLM
 
-__all__ = ["ChoiceDelta", "Dialect", "EngineError", "Frame", "RequestInfo", "VersionSpan", "dialect_for", "dialect_named"]
+__all__ = [
+    "ChoiceDelta",
+    "Dialect",
+    "EngineError",
+    "Frame",
+    "RequestInfo",
+    "VersionSpan",
+    "dialect_for",
+    "dialect_named",
+]
 
+_DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (VLLM(), SGLang(), OpenAI())}
 
-class VersionSpan(msgspec.Struct, frozen=True, gc=False):
-    """Weight version of the tokens [start, end) of one request's output."""
-
-    version: str
-    start: int
-    end: int
-
-
-class EngineError(msgspec.Struct, frozen=True, gc=False):
-    """An error the engine put into a frame or a body."""
-
-    message: str
-    code: int | None = None
-    """As if it were the HTTP status; None when the engine gave none."""
-
-
-class ChoiceDelta(msgspec.Struct, gc=False):
-    """What one frame adds to one choice."""
-
-    index: int = 0
-    token_ids: list[int] = []
-    """New tokens only, whatever the wire repeats."""
-    logprobs: list[float] | None = None
-    """For the first `len(logprobs)` of `token_ids`; NaN where the wire has null or NaN; None: none sent."""
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    weight_versions: list[VersionSpan] | None = None
-    """Relative to this request's output, and for all of it; None: the frame does not say."""
-    routed_experts: str | None = None
-    """base64 of a .npy, shape (prompt + response - 1, layers, top_k); opaque here."""
-    sampling_mask: list[list[int]] | None = None
-    """Token ids that sampling could choose from, one sorted list per token of this frame."""
-    text: str | None = None
-
-
-class Frame(msgspec.Struct, gc=False):
-    """What one data frame, or one non-streamed body, says."""
-
-    choices: list[ChoiceDelta] = []
-    usage: dict[str, Any] | None = None
-    weight_version: str | None = None
-    """Of this frame's tokens (vime's vLLM fork puts it on every frame)."""
-    metrics: dict[str, Any] | None = None
-    """Speculative decoding figures, as the engine gave them."""
-    error: EngineError | None = None
-    prompt_token_ids: list[int] | None = None
-    """The prompt as the engine tokenized it, where it says so."""
-    request_id: str | None = None
-    done: bool = False
-    """`[DONE]`."""
-    undecodable: str | None = None
-    """Why the bytes could not be read; everything else is then empty."""
-    length_mismatch: str | None = None
-    """The frame contradicts itself on how many tokens it has; it then adds none."""
-
-
-class RequestInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a request body asks for, in terms common to all dialects."""
-
-    token_ids: list[int] | None = None
-    """Prompt (and response so far) as ids; None when the body has text or messages instead."""
-    model: str | None = None
-    n: int = 1
-    stream: bool = False
-    max_tokens: int | None = None
-    wants_logprobs: bool = False
-    sampling_params: dict[str, Any] = {}
-
-
-class Dialect(Protocol):
-    """One engine's wire format."""
-
-    name: str
-
-    def read_request(self, body: bytes) -> RequestInfo:
-        """Read a request body; whatever cannot be read is left at its default."""
-        ...
-
-    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
-        """Decode one SSE data frame. `so_far`: tokens of this request by choice, before this frame."""
-        ...
-
-    def decode_body(self, data: bytes) -> Frame:
-        """Decode a whole response that is not SSE: an answer, or an error object."""
-        ...
+# In this order: vLLM's path ends like SGLang's.
+_PATHS = {
+    "/inference/v1/generate": "vllm",
+    "/generate": "sglang",
+    "/v1/completions": "openai",
+    "/v1/chat/completions": "openai",
+}
 
 
 def dialect_for(path: str) -> Dialect | None:
-    """Return the dialect that answers on this URL path, or None where no tokens are generated."""
-    raise NotImplementedError
+    """Return the dialect that answers on this URL path, or None where no tokens are generated.
+
+    A prefix before the known path, a slash after it and a query do not matter.
+    """
+    path = path.partition("?")[0].rstrip("/")
+    for suffix, name in _PATHS.items():
+        if path.endswith(suffix):
+            return _DIALECTS[name]
+    return None
 
 
 def dialect_named(name: str) -> Dialect:
     """Return a dialect by its recorded name; an unknown name gets one that decodes nothing."""
-    raise NotImplementedError
+    return _DIALECTS.get(name) or _Unknown(name)
+
+
+class _Unknown:
+    """Stands in for a dialect that a later version recorded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read_request(self, body: bytes) -> RequestInfo:
+        return RequestInfo()
+
+    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
+        return self.decode_body(data)
+
+    def decode_body(self, data: bytes) -> Frame:
+        return Frame(undecodable=f"no decoder for the dialect {self.name!r}")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
-from captures import load, names
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from captures import load, names
 from rollout_log.sse import FrameSplitter, SSEFrame
 
 
@@ -18,7 +19,7 @@ def split(*chunks: bytes) -> tuple[list[SSEFrame], bytes]:
 
 def split_at(stream: bytes, cuts: list[int]) -> tuple[list[SSEFrame], bytes]:
     bounds = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    return split(*(stream[a:b] for a, b in zip(bounds, bounds[1:], strict=False)))
+    return split(*(stream[a:b] for a, b in itertools.pairwise(bounds)))
 
 
 def data_of(stream: bytes) -> list[bytes]:
@@ -100,22 +101,9 @@ def test_unicode_line_separators_are_text() -> None:
     assert split(b"data: %b\n\n" % line) == ([SSEFrame(line)], b"")
 
 
-_pieces = st.sampled_from(
-    [
-        b"data: a",
-        b"data:",
-        b"data: ",
-        b"data",
-        b"data:  b",
-        b": c",
-        b"id: 1",
-        b"x",
-        b" ",
-        b"\xef\xbb\xbf",
-        b"\xff",
-    ]
-    + [b"\n", b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n"]
-)
+_fields = [b"data: a", b"data:", b"data: ", b"data", b"data:  b", b": c", b"id: 1", b"x", b" "]
+_line_ends = [b"\n", b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n"]
+_pieces = st.sampled_from([*_fields, *_line_ends, b"\xef\xbb\xbf", b"\xff"])
 _streams = st.lists(_pieces, max_size=30).map(b"".join)
 
 

@@ -1,0 +1,110 @@
+"""OpenAI's endpoints as vLLM serves them: `/v1/completions` and `/v1/chat/completions`.
+
+Token ids are there when the request has `return_token_ids` (`token_ids` in a choice) or
+`return_tokens_as_token_ids` (log-prob tokens of the form `token_id:17`); otherwise there is only text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
+from rollout_log.engines.frame import Frame, RequestInfo
+from rollout_log.engines.wire import decode, object_in, request_info
+
+__all__ = ["OpenAI"]
+
+_NOT_SAMPLING = {"prompt", "messages", "stream", "stream_options", "model", "tools", "user", "request_id"}
+_named_id = re.compile(r"token_id:([0-9]{1,18})").fullmatch
+
+
+class _Entry(msgspec.Struct, gc=False):
+    token: str | None = None
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Entry] | None = None  # of chat
+    tokens: list[str | None] | None = None  # of completions
+    token_logprobs: list[float | None] | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: str | None = None
+
+
+class _Choice(AnswerChoice, gc=False):
+    logprobs: _Logprobs | None = None
+    delta: _Message | None = None
+    message: _Message | None = None
+
+
+class _Answer(Answer, gc=False):
+    choices: list[_Choice] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+class OpenAI:
+    """Completions and chat, streamed and whole."""
+
+    name = "openai"
+
+    def read_request(self, body: bytes) -> RequestInfo:
+        """Read a completions or a chat body; whatever is not input or delivery is a sampling parameter."""
+        request = object_in(body)
+        params = {name: value for name, value in request.items() if name not in _NOT_SAMPLING}
+        limit = params.get("max_completion_tokens")
+        limit = params.get("max_tokens") if limit is None else limit
+        token_ids = None if "messages" in request else request.get("prompt")
+        return request_info(request, token_ids, params, limit, params.get("logprobs"))
+
+    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
+        """Decode one frame. All its tokens are new, so `so_far` does not matter."""
+        return decode(data, _decoder, _read)
+
+    def decode_body(self, data: bytes) -> Frame:
+        """Decode an answer that was not streamed, or an error object."""
+        return decode(data, _decoder, _read)
+
+
+def _read(answer: _Answer) -> Frame:
+    if answer.choices is None:
+        return frame_of(answer, None)
+    choices = []
+    mismatch = None
+    for wire in answer.choices:
+        tokens, logprobs = _logprobs_of(wire)
+        token_ids = wire.token_ids if wire.token_ids is not None else _named_ids(tokens)
+        if token_ids is None:
+            logprobs = None  # log-probs of text belong to no id
+        elif logprobs is not None and len(logprobs) > len(token_ids):
+            mismatch = f"{len(logprobs)} log-probs for {len(token_ids)} tokens of choice {wire.index}"
+        if wire.prompt_token_ids is not None and answer.prompt_token_ids is None:
+            answer.prompt_token_ids = wire.prompt_token_ids
+        message = wire.delta or wire.message
+        text = wire.text if message is None else message.content
+        choices.append(choice_of(wire, token_ids, logprobs, text))
+    frame = frame_of(answer, choices)
+    frame.length_mismatch = mismatch
+    return frame
+
+
+def _logprobs_of(wire: _Choice) -> tuple[list[str | None] | None, list[float | None] | None]:
+    """Return (tokens, log-probs) of either endpoint's shape."""
+    if wire.logprobs is None:
+        return None, None
+    if wire.logprobs.content is not None:
+        entries = wire.logprobs.content
+        return [entry.token for entry in entries], [entry.logprob for entry in entries]
+    return wire.logprobs.tokens, wire.logprobs.token_logprobs
+
+
+def _named_ids(tokens: list[str | None] | None) -> list[int] | None:
+    """Return the ids of tokens of the form `token_id:17`; None unless all have it."""
+    found = [_named_id(token or "") for token in tokens or ()]
+    return [int(match[1]) for match in found if match] if found and all(found) else None

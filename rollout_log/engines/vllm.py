@@ -1,0 +1,80 @@
+"""vLLM's own endpoint, `/inference/v1/generate`: token ids in, token ids out.
+
+Log-prob entries name their token as `"token": "token_id:17"`, as `"token_id": 17` or as text; only their
+`logprob` is read, since `token_ids` says the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
+from rollout_log.engines.frame import Frame, RequestInfo
+from rollout_log.engines.wire import decode, object_in, request_info
+
+__all__ = ["VLLM"]
+
+
+class _Entry(msgspec.Struct, gc=False):
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Entry] | None = None
+
+
+class _Choice(AnswerChoice, gc=False):
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(Answer, gc=False):
+    choices: list[_Choice] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+class VLLM:
+    """Streamed and whole answers."""
+
+    name = "vllm"
+
+    def read_request(self, body: bytes) -> RequestInfo:
+        """Read `token_ids`, `sampling_params`, `model` and `stream`."""
+        request = object_in(body)
+        params = request.get("sampling_params")
+        params = params if isinstance(params, dict) else {}
+        return request_info(
+            request, request.get("token_ids"), params, params.get("max_tokens"), params.get("logprobs")
+        )
+
+    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
+        """Decode one frame. All its tokens are new, so `so_far` does not matter."""
+        return decode(data, _decoder, _read)
+
+    def decode_body(self, data: bytes) -> Frame:
+        """Decode an answer that was not streamed, or an error object."""
+        return decode(data, _decoder, _read)
+
+
+def _read(answer: _Answer) -> Frame:
+    if answer.choices is None:
+        return frame_of(answer, None)
+    choices = []
+    mismatch = None
+    for wire in answer.choices:
+        token_ids, logprobs = wire.token_ids, None
+        if wire.logprobs is not None and wire.logprobs.content is not None:
+            logprobs = [entry.logprob for entry in wire.logprobs.content]
+            if len(logprobs) > len(token_ids or ()):
+                mismatch = (
+                    f"{len(logprobs)} log-probs for {len(token_ids or ())} tokens of choice {wire.index}"
+                )
+        if wire.prompt_token_ids is not None and answer.prompt_token_ids is None:
+            answer.prompt_token_ids = wire.prompt_token_ids
+        choices.append(choice_of(wire, token_ids, logprobs, wire.text))
+    frame = frame_of(answer, choices)
+    frame.length_mismatch = mismatch
+    return frame
