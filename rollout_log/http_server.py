@@ -81,8 +81,8 @@ async def serve(
     finally:
         listener.close()
         tasks = [connection.task for connection in connections if connection.task is not None]
-        for task in tasks:
-            task.cancel()
+        for connection in connections:
+            connection.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         closing = [connection.closed for connection in connections]
         for connection in connections:
@@ -111,7 +111,8 @@ class _Connection(asyncio.Protocol):
         self._connections = connections
         self._handler = handler
         self._limits = limits
-        self._cancel = cancel
+        self._cancels = cancel
+        self._cancelled = False
         self._responder: Responder | None = None
         self._writable = asyncio.Event()
         self._deaf = False
@@ -243,8 +244,14 @@ class _Connection(asyncio.Protocol):
     def _hang_up(self) -> None:
         if self._responder is not None and not self._responder.over:
             self._responder.disconnected.set()
-            if self._cancel and self.task is not None:
-                self.task.cancel()
+            if self._cancels:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the handler, once: a second time would hit it while it cleans up."""
+        if self.task is not None and not self._cancelled:
+            self._cancelled = True
+            self.task.cancel()
 
     # What the responder calls
 

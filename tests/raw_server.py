@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from captures import Capture
 from rollout_log.http_server import Header, Request, Responder, serve
 
 EVENT_STREAM: list[Header] = [("content-type", "text/event-stream; charset=utf-8")]
@@ -43,6 +44,12 @@ class RawStream:
             pieces.append(self.body[at : at + size])
             at += size
         return [piece for piece in [*pieces, self.body[at:]] if piece]
+
+
+def captured(capture: Capture) -> RawStream:
+    """Give the stream that plays a capture; one that the peer cut is cut again."""
+    end: Literal["eof", "incomplete"] = "incomplete" if capture.ended == "cut" else "eof"
+    return RawStream(capture.status, capture.headers, capture.body, end=end)
 
 
 @dataclass

@@ -364,6 +364,26 @@ async def test_a_hang_up_cancels_a_handler_that_waits_for_something_else(how):
         await asyncio.wait_for(cancelled.wait(), 10)
 
 
+async def test_a_handler_is_cancelled_once_and_may_clean_up():
+    """A FIN is seen twice: as the end of the input and as the end of the connection."""
+    cleaned_up = asyncio.Event()
+
+    async def handler(request, responder):
+        await responder.start(200)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            cleaned_up.set()
+
+    async with serve(handler) as server:
+        reader, writer = await connect(server)
+        writer.write(GET)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await asyncio.wait_for(cleaned_up.wait(), 10)
+
+
 async def test_without_cancel_the_handler_is_told():
     done = asyncio.Event()
 
