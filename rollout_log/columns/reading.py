@@ -1,0 +1,130 @@
+"""Packed frames by path, without rendering them."""
+
+from __future__ import annotations
+
+from array import array
+from functools import cached_property
+from itertools import accumulate, chain
+from math import nan
+from typing import TYPE_CHECKING, NamedTuple
+
+from rollout_log.columns.coding import ColumnReader
+from rollout_log.columns.rendering import Branch, gather, label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rollout_log.columns.layout import Group, Node
+
+__all__ = ["Columns", "Numbers"]
+
+
+class Numbers(NamedTuple):
+    """The scalars at one path, in order."""
+
+    values: array[int] | array[float]
+    """NaN, or 0 among integers, where the scalar is not a number of this column's kind."""
+    others: dict[int, bytes]
+    """JSON texts of those scalars, by position: `null`, `"Infinity"`, an integer beyond 64 bits."""
+
+
+class Columns:
+    """Packed frames by JSON path: `usage.total_tokens`, `choices[].token_ids[]`.
+
+    `[]` are the items of a list, `[0]` one place of lists that are kept place by place, `{}` the values
+    of an object whose keys vary. Keys that are not plain names are in quotes. Columns are decoded when
+    they are asked for; damage found then is `LogDamaged`.
+    """
+
+    def __init__(self, groups: Sequence[tuple[Group, list[bytes]]]) -> None:
+        self._groups = groups
+        self._roots = [_root(*group) for group in groups]
+
+    @property
+    def frames(self) -> int:
+        """How many frames there are."""
+        return sum(root.n for root in self._roots)
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Every path that some frame has."""
+        found = chain.from_iterable(_paths(root.node, "") for root in self._roots)
+        return [path.removeprefix(".") for path in dict.fromkeys(found)]
+
+    def numbers(self, path: str) -> Numbers | None:
+        """Return the numbers at a path; None when there are none, or most scalars there are not numbers."""
+        found: list[Numbers] = []
+        for root in self._roots:
+            branch = _find(root, path)
+            if branch is None or not branch.n:
+                continue
+            numbers = branch.numbers()
+            if numbers is None:
+                return None
+            found.append(_with_nan(*numbers))
+        return _chain(found) if found else None
+
+    def counts(self, path: str, within: str = "") -> list[int]:
+        """Return how many values at `path` each frame has, or each value at the path `within` above it."""
+        counts: list[int] = []
+        for root in self._roots:
+            top = _find(root, within)
+            if top is None:
+                continue
+            below = top.descend(_rest(path.removeprefix(within)))
+            if below is None:
+                counts += [0] * top.n
+                continue
+            total: Sequence[int] | None = None
+            for branch, (_, place) in reversed(list(zip([top, *(child for child, _ in below)], below))):
+                total = gather(branch.counts(place), total)
+            counts += [1] * top.n if total is None else total
+        return counts
+
+    def texts(self, path: str) -> list[bytes]:
+        """Return the JSON text of each value at a path."""
+        branches = (_find(_root(*group), path) for group in self._groups)
+        return list(chain.from_iterable(branch.render() for branch in branches if branch is not None))
+
+
+def _root(group: Group, streams: list[bytes]) -> Branch:
+    return Branch(group.root, group.frames, ColumnReader(group.columns, streams, group.size))
+
+
+def _find(root: Branch, path: str) -> Branch | None:
+    below = root.descend(_rest(path))
+    if below is None:
+        return None
+    return below[-1][0] if below else root
+
+
+def _rest(path: str) -> str:
+    return path if path[:1] in {"", ".", "[", "{"} else "." + path
+
+
+def _paths(node: Node, above: str) -> Iterator[str]:
+    path = above + label(node)
+    if path:
+        yield path
+    for child in node.children:
+        yield from _paths(child, path)
+
+
+def _with_nan(values: array[int] | array[float], others: dict[int, bytes]) -> Numbers:
+    if others and values.typecode in "fd":
+        values = values[:]
+        for place in others:
+            values[place] = nan
+    return Numbers(values, others)
+
+
+def _chain(parts: Sequence[Numbers]) -> Numbers:
+    if len(parts) == 1:
+        return parts[0]
+    codes = {part.values.typecode for part in parts}
+    code = codes.pop() if len(codes) == 1 else "d" if codes & {"f", "d"} else "q"
+    values: array[int] | array[float] = array(code, chain.from_iterable(part.values for part in parts))
+    starts = accumulate((len(part.values) for part in parts), initial=0)
+    return Numbers(
+        values, {start + place: text for start, part in zip(starts, parts) for place, text in part.others.items()}
+    )
