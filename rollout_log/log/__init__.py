@@ -8,4 +8,15 @@
     with LogReader.open("runs/today") as reader:
         for entry in reader.samples(): ...
         rollout = reader.rollout("t1-abc")
+
+Inwards: `writer` (queue, thread, waiting) and `reader` use `segment` (tables and keys of one LMDB file),
+which uses `environment` (LMDB's rules in one process) and `block` (how events lie on disk).
+`directory` knows the names; `verify` trusts nothing. `docs/format.md` gives the bytes.
 """
+
+from rollout_log.log.block import Block
+from rollout_log.log.reader import Entry, LogReader, Ref
+from rollout_log.log.summary import Summary
+from rollout_log.log.writer import Counters, Durability, Log
+
+__all__ = ["Block", "Counters", "Durability", "Entry", "Log", "LogReader", "Ref", "Summary"]

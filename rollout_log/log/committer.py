@@ -1,0 +1,117 @@
+"""This process's folder in a log: what the writer's thread does to the disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmdb
+
+from rollout_log.errors import RolloutLogError
+from rollout_log.events import Event
+from rollout_log.log.block import writer_identity
+from rollout_log.log.directory import claim_folder, create_log, segment_path, segments_of
+from rollout_log.log.environment import Row
+from rollout_log.log.filesystem import refuse_network
+from rollout_log.log.pending import Part
+from rollout_log.log.segment import BLOCKS, Segment
+from rollout_log.log.summary import Summary
+
+__all__ = ["Committer"]
+
+_logger = logging.getLogger("rollout_log")
+
+
+class Committer:
+    """Turns what waits into rows, and commits them to the active segment. Used by one thread at a time."""
+
+    def __init__(self, log: Path, writer: str, run: str, segment_bytes: int) -> None:
+        self.log = log
+        self.folder = log / writer
+        self.run = run
+        self.segment_bytes = segment_bytes
+        self.number = 0
+        """Of the active segment; 0 before there is one."""
+        self._identity = writer_identity(writer)
+        self._segment: Segment | None = None
+        self._descriptor: int | None = None
+
+    def start(self) -> None:
+        """Make the log, the folder and the first segment where they are still missing."""
+        if self._segment is not None:
+            return
+        create_log(self.log)
+        refuse_network(self.log)
+        if self._descriptor is None:
+            self._descriptor = claim_folder(self.log, self.folder.name)
+        self.rotate()
+
+    def encode(self, parts: Sequence[Part]) -> list[Row]:
+        """Return the rows of a commit; those of its blocks come with all that makes their samples known."""
+        rows: list[Row] = []
+        for part in parts:
+            known = None
+            if part.summary is None and part.sample.segment != self.number:
+                known = self._known(part.sample.ordinal) or Summary()
+            rows += part.rows(self._identity, known)
+        return rows
+
+    def write(self, rows: list[Row]) -> int:
+        """Commit rows. Returns the bytes of their blocks."""
+        if self._segment is None:
+            raise FileNotFoundError(f"{self.folder} has no segment yet")
+        self._segment.write(rows)
+        return sum(len(data) for table, _, data in rows if table == BLOCKS)
+
+    def is_full(self) -> bool:
+        """Whether the active segment has reached its size."""
+        return self._segment is not None and self._segment.size() >= self.segment_bytes
+
+    def rotate(self) -> None:
+        """Go on in a new segment; where it cannot be made, the old one stays."""
+        segment = Segment.create(segment_path(self.folder, self.number + 1), self.run)
+        if self._segment is not None:
+            self._segment.close()
+        self._segment = segment
+        self.number += 1
+
+    def read_back(self, ordinal: int, first: int, end: int) -> list[Event]:
+        """Read committed events `[first, end)` of a sample. From any thread."""
+        found: list[Event] = []
+        for path in segments_of(self.folder):
+            segment = Segment.open(path)
+            try:
+                for block in segment.blocks(ordinal, first):
+                    if block.first >= end:
+                        break
+                    found += block.events()[max(first - block.first, 0) : end - block.first]
+            finally:
+                segment.close()
+        return found
+
+    def close(self) -> None:
+        """Close the segment and give up the folder's lock."""
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _known(self, ordinal: int) -> Summary | None:
+        """Return a sample's summary from the segments before the active one."""
+        for path in reversed(segments_of(self.folder)):
+            try:
+                segment = Segment.open(path)
+                try:
+                    found = segment.summary(ordinal)
+                finally:
+                    segment.close()
+            except (RolloutLogError, lmdb.Error, OSError) as error:
+                _logger.debug("cannot look for sample %d in %s: %s", ordinal, path, error)
+                continue
+            if found is not None:
+                return found
+        return None

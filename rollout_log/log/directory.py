@@ -1,0 +1,177 @@
+"""The log as a directory: the marker that makes it one, writers' folders, and their segments' names."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from rollout_log.errors import LogDamaged, LogInUse, LogNotFound, LogTooNew, NotALog
+
+__all__ = [
+    "FORMAT",
+    "MARKER",
+    "check_format",
+    "claim_folder",
+    "create_log",
+    "logs_at",
+    "read_marker",
+    "segment_number",
+    "segment_path",
+    "segments_of",
+    "writer_name",
+    "writers_of",
+]
+
+FORMAT = (1, 0)
+"""Major and minor. A later major is refused; a later minor only adds."""
+MARKER = "rollout-log.json"
+LOCK = "lock"
+
+_WRITER = re.compile(r".+-\d+-\d+")
+_SEGMENT = re.compile(r"segment-(\d{6,})\.rlog")
+
+
+class Marker(msgspec.Struct):
+    """The content of `rollout-log.json`."""
+
+    format: tuple[int, int]
+    created_unix_ns: int = 0
+
+
+def create_log(path: Path) -> None:
+    """Make `path` a log, or accept that it is one.
+
+    Raises `NotALog` for a symbolic link, a file, or a directory with something else in it; `LogTooNew`
+    for a later format; `OSError` as it comes.
+    """
+    if path.is_symlink():
+        raise NotALog(
+            f"{path} is a symbolic link, which is not followed for writing; give the directory itself"
+        )
+    if path.exists() and not path.is_dir():
+        raise NotALog(f"{path} is a file; a log is a directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if not (path / MARKER).exists():
+        foreign = sorted(
+            entry.name for entry in path.iterdir() if not entry.name.strip(".").startswith(MARKER)
+        )
+        if foreign:
+            raise NotALog(
+                f"{path} is not a rollout log and not empty (it has {foreign[0]!r}); give a new directory"
+            )
+        _write_marker(path)
+    read_marker(path)
+
+
+def read_marker(path: Path) -> Marker:
+    """Read what makes a directory a log. Raises `NotALog`, `LogTooNew`, or `LogDamaged`."""
+    try:
+        with (path / MARKER).open("rb") as file:
+            data = file.read(1 << 16)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotALog(f"{path} is not a rollout log: it has no {MARKER}") from None
+    try:
+        found = msgspec.json.decode(data)
+        major, minor = found["format"]
+        check_format((int(major), int(minor)), path)
+        return msgspec.convert(found, Marker, strict=False)
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
+        raise LogDamaged(
+            f"{path / MARKER} cannot be read ({error}); the segments beside it may be sound"
+        ) from error
+
+
+def check_format(found: tuple[int, ...], path: Path) -> None:
+    """Raise `LogTooNew` for a later major version."""
+    if found[0] > FORMAT[0]:
+        raise LogTooNew(
+            f"{path} has format {'.'.join(map(str, found))} and this version reads up to {FORMAT[0]}.x: "
+            "upgrade rollout-log"
+        )
+
+
+def logs_at(path: Path) -> list[Path]:
+    """Return the logs at a path: itself, or the logs directly in it. Raises `LogNotFound` or `NotALog`."""
+    if not path.exists():
+        raise LogNotFound(f"there is no log at {path}")
+    if not path.is_dir():
+        raise NotALog(f"{path} is a file; a log is a directory")
+    if (path / MARKER).exists():
+        return [path]
+    inside = [entry for entry in sorted(path.iterdir()) if (entry / MARKER).is_file()]
+    if not inside:
+        raise NotALog(f"{path} is not a rollout log, nor a directory of logs: it has no {MARKER}")
+    return inside
+
+
+def writers_of(log: Path) -> list[Path]:
+    """Return the folders of all writers of a log, by name."""
+    return sorted(entry for entry in log.iterdir() if _WRITER.fullmatch(entry.name) and entry.is_dir())
+
+
+def segments_of(folder: Path) -> list[Path]:
+    """Return the segments of a writer, oldest first."""
+    try:
+        there = list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return sorted((path for path in there if _SEGMENT.fullmatch(path.name)), key=segment_number)
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """Return where a writer's segment lies."""
+    return folder / f"segment-{number:06}.rlog"
+
+
+def segment_number(path: Path) -> int:
+    """Return the number of a segment, from its name."""
+    found = _SEGMENT.fullmatch(path.name)
+    return int(found[1]) if found else 0
+
+
+def writer_name() -> str:
+    """Return a new name for this process's folder: `<host>-<pid>-<start>`, the start in µs since 1970."""
+    host = re.sub(r"[^A-Za-z0-9.]+", "-", socket.gethostname())[:64].strip("-.") or "host"
+    return f"{host}-{os.getpid()}-{time.time_ns() // 1000}"
+
+
+def claim_folder(log: Path, name: str) -> int:
+    """Make this process's folder and lock it for life. Returns the lock's file descriptor.
+
+    Nothing else in this process may open the lock file: closing it anywhere would give up the lock.
+    """
+    folder = log / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise LogInUse(f"{folder} is written by another process") from error
+    return descriptor
+
+
+def _write_marker(path: Path) -> None:
+    """Write the marker whole or not at all; where two processes do it at once, the first one's stays."""
+    draft = path / f".{MARKER}.{os.getpid()}.{secrets.token_hex(4)}"
+    data = msgspec.json.format(msgspec.json.encode(Marker(FORMAT, time.time_ns())), indent=2)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path / MARKER)
+    finally:
+        draft.unlink()

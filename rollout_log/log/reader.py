@@ -1,0 +1,274 @@
+"""The reader: all writers of a log, or of several logs, as one table of samples."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+import msgspec
+
+from rollout_log.errors import LogDamaged, NotALog, SampleNotFound
+from rollout_log.events import Event, Opened
+from rollout_log.log.block import Block
+from rollout_log.log.directory import logs_at, read_marker, segments_of, writers_of
+from rollout_log.log.segment import Segment
+from rollout_log.log.summary import Summary
+
+if TYPE_CHECKING:
+    import os
+
+    from rollout_log.fold import Rollout
+
+__all__ = ["Entry", "LogReader", "Ref"]
+
+_VIEW = re.compile(r"(?P<key>.+)#(?P<choice>\d+)", re.DOTALL)
+_LIFE = re.compile(r"(?P<key>.+)@(?P<incarnation>\d+)", re.DOTALL)
+
+
+class Ref(msgspec.Struct, frozen=True, gc=False):
+    """Where a sample is. Good for any reader of the same log."""
+
+    key: str
+    run: str
+    incarnation: int
+    """Counted over all writers."""
+    folder: Path
+    ordinal: int
+    choice: int | None = None
+    """The view of one choice of n; None: the sample as a whole."""
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One line of a listing."""
+
+    summary: Summary
+    name: str
+    """What `find` finds it by: `KEY` for the newest life of the key, else `KEY@n`."""
+    ref: Ref
+
+
+class _Row(msgspec.Struct, gc=False):
+    folder: Path
+    ordinal: int
+    summary: Summary
+    incarnation: int = 0
+    newest: bool = True
+
+    def entry(self) -> Entry:
+        summary = self.summary
+        name = summary.key if self.newest else f"{summary.key}@{self.incarnation}"
+        return Entry(
+            summary, name, Ref(summary.key, summary.run, self.incarnation, self.folder, self.ordinal)
+        )
+
+    def age(self) -> tuple[int, str, int]:
+        return self.summary.opened_unix_ns, self.folder.name, self.ordinal
+
+
+@final
+class LogReader:
+    """Reads a log beside its writers, in this process or others. Get it from `LogReader.open`.
+
+    Everything it returns is a copy; it holds no read transaction between calls, and each call sees
+    what is committed by then.
+    """
+
+    def __init__(self, logs: list[Path]) -> None:
+        self.logs = logs
+        self._segments: dict[Path, Segment] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> LogReader:
+        """Open a log, or a directory of logs. Raises `LogNotFound`, `NotALog`, `LogTooNew`, `LogDamaged`."""
+        logs = logs_at(Path(path))
+        for log in logs:
+            read_marker(log)
+        return cls(logs)
+
+    def close(self) -> None:
+        """Let go of the files. A closed reader opens them again when it is used."""
+        while self._segments:
+            self._segments.popitem()[1].close()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def samples(
+        self, *, step: int | None = None, status: str | None = None, key_prefix: str | None = None
+    ) -> Iterator[Entry]:
+        """Yield samples in the order they opened.
+
+        `step`: those that took part in a step, found through the step table alone. `status` and
+        `key_prefix` narrow further.
+        """
+        rows = self._rows() if step is None else self._rows_of_step(step)
+        if step is None:
+            _number(rows)
+        else:
+            lives: dict[str, list[_Row]] = {}
+            for row in rows:
+                key = row.summary.key
+                if key not in lives:
+                    lives[key] = _number(self._rows_of_key(key))
+                for life in lives[key]:
+                    if (life.folder, life.ordinal) == (row.folder, row.ordinal):
+                        row.incarnation, row.newest = life.incarnation, life.newest
+        for row in sorted(rows, key=_Row.age):
+            summary = row.summary
+            if status is not None and summary.status != status:
+                continue
+            if key_prefix is None or summary.key.startswith(key_prefix):
+                yield row.entry()
+
+    def find(self, name: str) -> Ref:
+        """Return the sample of a name: `KEY`, `KEY@n`, `KEY#i`, `KEY@n#i`, or a child, `KEY~k`.
+
+        A sample whose key is the very name wins over the other readings; of several runs, the newest.
+        Raises `SampleNotFound`, which names the nearest keys.
+        """
+        found = self._find(name)
+        if found is None:
+            keys = sorted({row.summary.key for row in self._rows()})
+            near = difflib.get_close_matches(name, keys, n=3, cutoff=0.4)
+            hint = f"; the nearest: {', '.join(map(repr, near))}" if near else f"; it has {len(keys)} keys"
+            where = ", ".join(str(log) for log in self.logs[:3])
+            raise SampleNotFound(f"no sample {name!r} in {where}{hint}")
+        return found
+
+    def summary(self, ref: Ref) -> Summary:
+        """Return a sample's newest summary."""
+        for segment in reversed(self._of(ref.folder)):
+            found = segment.summary(ref.ordinal)
+            if found is not None:
+                return found
+        raise SampleNotFound(f"no sample {ref.ordinal} in {ref.folder}")
+
+    def events(self, ref: Ref, start: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield a sample's numbered events from `start` on, across segments. Raises `LogDamaged`."""
+        for block in self.blocks(ref, start):
+            for sequence, event in enumerate(block.events(), block.first):
+                if sequence >= start:
+                    yield sequence, event
+                    start = sequence + 1
+
+    def blocks(self, ref: Ref, start: int = 0) -> Iterator[Block]:
+        """Yield a sample's blocks that hold events from `start` on, in order. Raises `LogDamaged`."""
+        for segment in self._of(ref.folder):
+            yield from segment.blocks(ref.ordinal, start)
+
+    def rollout(self, ref: Ref | str) -> Rollout:
+        """Fold a sample; one that continues an older life of its key starts from that one's rollout."""
+        from rollout_log.fold import Rollout, fold
+
+        ref = self.find(ref) if isinstance(ref, str) else ref
+        events = self.events(ref)
+        head = list(itertools.islice(events, 1))
+        older = self._continued(ref, head)
+        state = None if older is None else Rollout.continue_from(self.rollout(older[0]), older[1])
+        return fold(itertools.chain(head, events), state)
+
+    def _continued(self, ref: Ref, head: list[tuple[int, Event]]) -> tuple[Ref, int] | None:
+        """Return the older life and the length that a sample goes on from."""
+        if not head or not isinstance(head[0][1], Opened) or head[0][1].continues is None:
+            return None
+        incarnation, length = head[0][1].continues
+        for row in _number(self._rows_of_key(ref.key)):
+            if (
+                row.summary.run == ref.run
+                and row.incarnation == incarnation
+                and incarnation < ref.incarnation
+            ):
+                return row.entry().ref, length
+        return None
+
+    def _find(self, name: str) -> Ref | None:
+        rows = [row for row in _number(self._rows_of_key(name)) if row.newest]
+        if rows:
+            return max(rows, key=_Row.age).entry().ref
+        view = _VIEW.fullmatch(name)
+        if view is not None:
+            found = self._find(view["key"])
+            return msgspec.structs.replace(found, choice=int(view["choice"])) if found else None
+        life = _LIFE.fullmatch(name)
+        if life is not None:
+            rows = [
+                row
+                for row in _number(self._rows_of_key(life["key"]))
+                if row.incarnation == int(life["incarnation"])
+            ]
+            return max(rows, key=_Row.age).entry().ref if rows else None
+        return None
+
+    def _rows(self) -> list[_Row]:
+        """Read all samples. In each writer the newest segment has a sample's newest row."""
+        rows: list[_Row] = []
+        for folder in self._folders():
+            theirs: dict[int, _Row] = {}
+            for segment in self._of(folder):
+                for ordinal, summary in segment.summaries():
+                    theirs[ordinal] = _Row(folder, ordinal, summary)
+            rows += theirs.values()
+        return rows
+
+    def _rows_of_key(self, key: str) -> list[_Row]:
+        return self._rows_where(lambda segment: segment.with_key(key))
+
+    def _rows_of_step(self, step: int) -> list[_Row]:
+        return self._rows_where(lambda segment: segment.in_step(step))
+
+    def _rows_where(self, ordinals_in: Callable[[Segment], Iterable[int]]) -> list[_Row]:
+        rows: list[_Row] = []
+        for folder in self._folders():
+            segments = self._of(folder)
+            left = {ordinal for segment in segments for ordinal in ordinals_in(segment)}
+            for segment in reversed(segments):
+                for ordinal in sorted(left):
+                    summary = segment.summary(ordinal)
+                    if summary is not None:
+                        rows.append(_Row(folder, ordinal, summary))
+                        left.discard(ordinal)
+        return rows
+
+    def _folders(self) -> Iterator[Path]:
+        for log in self.logs:
+            yield from writers_of(log)
+
+    def _of(self, folder: Path) -> list[Segment]:
+        """Open a writer's segments, oldest first, and forget those that are gone."""
+        there = segments_of(folder)
+        for path in [path for path in self._segments if path.parent == folder and path not in there]:
+            self._segments.pop(path).close()
+        found: list[Segment] = []
+        for path in there:
+            if path not in self._segments:
+                try:
+                    self._segments[path] = Segment.open(path)
+                except NotALog:
+                    if path != there[-1]:
+                        raise LogDamaged(
+                            f"{path} is no segment of a rollout log; run `rollout-log verify`"
+                        ) from None
+                    continue  # just being made
+                except FileNotFoundError:
+                    continue
+            found.append(self._segments[path])
+        return found
+
+
+def _number(rows: list[_Row]) -> list[_Row]:
+    """Number the lives of each key in each run: as declared, but later than the one before it."""
+    ordered = sorted(rows, key=lambda row: (row.summary.key, row.summary.run, *row.age()))
+    for _, group in itertools.groupby(ordered, key=lambda row: (row.summary.key, row.summary.run)):
+        number = -1
+        lives = list(group)
+        for row in lives:
+            number = row.incarnation = max(row.summary.incarnation, number + 1)
+            row.newest = row is lives[-1]
+    return rows

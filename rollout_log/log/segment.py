@@ -1,0 +1,213 @@
+"""A segment: the tables of one LMDB file, and how their keys are made (`docs/format.md`)."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+
+from rollout_log.errors import LogDamaged
+from rollout_log.log.block import Block, unpack_block
+from rollout_log.log.directory import FORMAT, check_format, segment_number
+from rollout_log.log.environment import Environment, Row
+from rollout_log.log.summary import Summary, decode_summary, encode_summary
+
+__all__ = ["Segment", "block_key", "sample_rows", "step_rows"]
+
+META, SAMPLES, KEYS, STEPS, BLOCKS = TABLES = ("meta", "samples", "keys", "steps", "blocks")
+HEADER = b"header"
+
+_ORDINAL = struct.Struct(">Q")
+_BLOCK = struct.Struct(">QQ")
+_STEP = struct.Struct(">QQ")
+_SIGN = 1 << 63
+
+_ROWS_AT_ONCE = 4096
+_BYTES_AT_ONCE = 4 << 20
+"""What is copied in one read transaction before it is given back."""
+
+
+def block_key(ordinal: int, first: int) -> bytes:
+    """Return the key of a block."""
+    return _BLOCK.pack(ordinal, first)
+
+
+def sample_rows(ordinal: int, summary: Summary) -> list[Row]:
+    """Return the rows that make a sample known in a segment: its summary, its key, and its step."""
+    key = summary.key.encode("utf-8", "surrogatepass")
+    rows = [
+        (SAMPLES, _ORDINAL.pack(ordinal), encode_summary(summary)),
+        (KEYS, _hashed(key) + _ORDINAL.pack(ordinal), key),
+    ]
+    return rows if summary.step is None else rows + step_rows(ordinal, summary.step)
+
+
+def step_rows(ordinal: int, step: int) -> list[Row]:
+    """Return the row that says a sample took part in a step."""
+    return [(STEPS, _step_key(step) + _ORDINAL.pack(ordinal), b"")]
+
+
+class Segment:
+    """One segment of a writer, read or written. Close it when done."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.path = environment.path
+        self.number = segment_number(environment.path)
+
+    @classmethod
+    def create(cls, path: Path, run: str) -> Segment:
+        """Make a new segment, for writing."""
+        header = {
+            "format": list(FORMAT),
+            "writer": path.parent.name,
+            "run": run,
+            "segment": segment_number(path),
+            "created_unix_ns": time.time_ns(),
+        }
+        first = [(META, HEADER, msgspec.json.encode(header))]
+        return cls(Environment.acquire(path, TABLES, create=True, first=first))
+
+    @classmethod
+    def open(cls, path: Path) -> Segment:
+        """Open a segment for reading. Raises `NotALog`, `LogTooNew`, `LogDamaged`."""
+        try:
+            segment = cls(Environment.acquire(path, TABLES))
+        except lmdb.Error as error:
+            raise LogDamaged(f"{path} cannot be opened: {error}") from error
+        try:
+            check_format(tuple(segment.header()["format"]), path)
+        except (KeyError, TypeError, IndexError) as error:
+            segment.close()
+            raise LogDamaged(f"{path} has a header that says no format") from error
+        except BaseException:
+            segment.close()
+            raise
+        return segment
+
+    def close(self) -> None:
+        self._environment.release()
+
+    def write(self, rows: list[Row]) -> None:
+        """Commit rows. Raises `OSError` where the file is no longer at its path."""
+        if not self._environment.in_place():
+            raise FileNotFoundError(f"{self.path} is gone")
+        self._environment.write(rows)
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self._environment.size()
+
+    def header(self) -> dict[str, Any]:
+        """What the segment says of itself."""
+        with self._environment.read() as transaction:
+            data = transaction.get(HEADER, db=self._environment.table(META))
+        try:
+            found = msgspec.json.decode(data or b"{}")
+        except msgspec.DecodeError as error:
+            raise LogDamaged(f"{self.path} has a header that cannot be read: {error}") from error
+        return found if isinstance(found, dict) else {}
+
+    def entries(self, table: str) -> int:
+        """How many rows a table says it has."""
+        with self._environment.read() as transaction:
+            return int(transaction.stat(self._environment.table(table))["entries"])
+
+    def summary(self, ordinal: int) -> Summary | None:
+        """Return a sample's summary as of this segment."""
+        with self._environment.read() as transaction:
+            data = transaction.get(_ORDINAL.pack(ordinal), db=self._environment.table(SAMPLES))
+        return None if data is None else self._summary(data)
+
+    def summaries(self) -> Iterator[tuple[int, Summary]]:
+        """Yield all samples of this segment, by ordinal."""
+        for key, data in self.rows(SAMPLES):
+            yield _ORDINAL.unpack(key)[0], self._summary(data)
+
+    def with_key(self, key: str) -> list[int]:
+        """Return the ordinals of all samples of a key."""
+        name = key.encode("utf-8", "surrogatepass")
+        return [_ORDINAL.unpack(row[16:])[0] for row, data in self.rows(KEYS, _hashed(name)) if data == name]
+
+    def in_step(self, step: int) -> list[int]:
+        """Return the ordinals of all samples that took part in a step."""
+        return [_STEP.unpack(row)[1] for row, _ in self.rows(STEPS, _step_key(step))]
+
+    def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]:
+        """Yield a sample's blocks that hold events from `start` on. Raises `LogDamaged`."""
+        prefix = _ORDINAL.pack(ordinal)
+        for key, data in self.rows(BLOCKS, prefix, self._block_with(ordinal, start)):
+            try:
+                block = unpack_block(data)
+            except LogDamaged as error:
+                raise LogDamaged(f"{self.path}: {error}; run `rollout-log verify`") from error
+            if (block.ordinal, block.first) != _BLOCK.unpack(key):
+                raise LogDamaged(
+                    f"{self.path}: the block of sample {ordinal} at {key.hex()} is another sample's"
+                )
+            yield block
+
+    def rows(self, table: str, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows of a table whose key has a prefix, copied some thousand at a time."""
+        start = max(prefix, start)
+        while True:
+            copied: list[tuple[bytes, bytes]] = []
+            held = 0
+            try:
+                with (
+                    self._environment.read() as transaction,
+                    transaction.cursor(db=self._environment.table(table)) as cursor,
+                ):
+                    there = cursor.set_range(start) if start else cursor.first()
+                    while there and len(copied) < _ROWS_AT_ONCE and held < _BYTES_AT_ONCE:
+                        key, data = cursor.item()
+                        if not key.startswith(prefix):
+                            there = False
+                            break
+                        copied.append((key, data))
+                        held += len(data)
+                        there = cursor.next()
+            except lmdb.Error as error:
+                raise LogDamaged(f"{self.path} cannot be read: {error}; run `rollout-log verify`") from error
+            yield from copied
+            if not there or not copied:
+                return
+            start = copied[-1][0] + b"\0"
+
+    def _block_with(self, ordinal: int, sequence: int) -> bytes:
+        """Return the key of the last block that begins at or before a sequence."""
+        wanted = block_key(ordinal, sequence)
+        with (
+            self._environment.read() as transaction,
+            transaction.cursor(db=self._environment.table(BLOCKS)) as cursor,
+        ):
+            if cursor.set_range(wanted):
+                if cursor.key() == wanted:
+                    return wanted
+                there = cursor.prev()
+            else:
+                there = cursor.last()
+            found = cursor.key() if there else b""
+        return found if found.startswith(wanted[:8]) else wanted
+
+    def _summary(self, data: bytes) -> Summary:
+        try:
+            return decode_summary(data)
+        except msgspec.DecodeError as error:
+            raise LogDamaged(f"{self.path} has a row of samples that cannot be read: {error}") from error
+
+
+def _hashed(key: bytes) -> bytes:
+    """LMDB keys end at 511 bytes; a sample's key may be longer."""
+    return hashlib.blake2b(key, digest_size=16).digest()
+
+
+def _step_key(step: int) -> bytes:
+    """Signed, in an order that bytes compare in. Steps beyond 64 bits share the outermost keys."""
+    return _ORDINAL.pack(min(max(step + _SIGN, 0), 2 * _SIGN - 1))
