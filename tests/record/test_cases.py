@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
 
 import cases
-from raw_server import RawStream, play
+from raw_server import RawServer, RawStream, play
 from rollout_log.log import Log, LogReader
 from rollout_log.record import GenerationFailed, Recorder
 from rollout_log.record.proxy import serve_proxy
 from rollout_log.record.retry import Backoff
 from rollout_log.view import SampleView, view
 
-
-def shown(log: Log, key: str) -> tuple[SampleView, list[SampleView]]:
-    """Return a sample and its choices as a fresh reader folds them."""
-    log.flush_sync()
-    with LogReader.open(log.path) as reader:
-        rollout = reader.rollout(reader.find(key))
-    choices = sorted(rollout.choices)
-    return view(rollout), [view(rollout, choice=i) for i in choices] if len(choices) > 1 else []
+Tap = Callable[[cases.Case, list[RawStream], str], Awaitable[None]]
 
 
-async def through_library(log: Log, case: cases.Case, streams: list[RawStream], key: str) -> None:
-    async with play(*streams) as engine, httpx.AsyncClient() as client:
-        recorder = Recorder(log, client, backoff=Backoff(tries=0), no_terminal="abort")
+def library(log: Log, engine: RawServer, client: httpx.AsyncClient) -> Tap:
+    recorder = Recorder(log, client, backoff=Backoff(tries=0), no_terminal="abort")
+
+    async def tap(case: cases.Case, streams: list[RawStream], key: str) -> None:
         for request, stream in zip(case.requests, streams, strict=True):
             whole = asyncio.Event()
             calls = {"on_read": lambda _, whole=whole: whole.set()} if stream.end == "hang" else {}
@@ -44,15 +40,18 @@ async def through_library(log: Log, case: cases.Case, streams: list[RawStream], 
             except GenerationFailed:
                 assert stream.end != "hang"
 
+    return tap
 
-async def through_proxy(log: Log, case: cases.Case, streams: list[RawStream], key: str) -> None:
-    async with play(*streams) as engine, serve_proxy(log, engine.url) as proxy, httpx.AsyncClient() as client:
+
+def proxied(url: str, engine: RawServer, client: httpx.AsyncClient) -> Tap:
+    async def tap(case: cases.Case, streams: list[RawStream], key: str) -> None:
         for request, stream in zip(case.requests, streams, strict=True):
             headers = {"x-rollout-log-key": key}
-            url = proxy.url + case.path
             body = b""
             try:
-                async with client.stream("POST", url, json=request["body"], headers=headers) as response:
+                async with client.stream(
+                    "POST", url + case.path, json=request["body"], headers=headers
+                ) as response:
                     async for chunk in response.aiter_raw():
                         body += chunk
                         if stream.end == "hang" and body == stream.body:
@@ -63,19 +62,40 @@ async def through_proxy(log: Log, case: cases.Case, streams: list[RawStream], ke
             if stream.end == "hang":
                 await asyncio.wait_for(engine.left.wait(), 10)
 
+    return tap
 
-@pytest.mark.parametrize("tap", [through_library, through_proxy])
+
+@pytest.mark.parametrize("through", ["library", "proxy"])
 @pytest.mark.parametrize("name", cases.names())
-async def test_case(tmp_path, name, tap):
+async def test_case(tmp_path, name, through):
     case = cases.load(name)
     log = Log.open(tmp_path / "log", durability="window")
-    try:
+    waiting: list[RawStream] = []
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(play(choose=lambda _: waiting.pop(0)))
+        client = await stack.enter_async_context(httpx.AsyncClient())
+        if through == "proxy":
+            proxy = await stack.enter_async_context(serve_proxy(log, engine.url))
+            tap = proxied(proxy.url, engine, client)
+        else:
+            tap = library(log, engine, client)
+        keys = []
         for number, streams in enumerate(case.variants()):
-            await asyncio.wait_for(tap(log, case, streams, f"k{number}"), 30)
-        for key in [f"k{i}" for i in range(number + 1)]:
-            cases.check(case.expect, *shown(log, key))
-    finally:
-        log.close()
+            waiting[:] = streams
+            keys.append(f"k{number}")
+            await asyncio.wait_for(tap(case, streams, keys[-1]), 30)
+            assert not waiting
+    log.close()
+    with LogReader.open(log.path) as reader:
+        for key in keys:
+            cases.check(case.expect, *shown(reader, key))
+
+
+def shown(reader: LogReader, key: str) -> tuple[SampleView, list[SampleView]]:
+    """Return a sample and its choices as a fresh reader folds them."""
+    rollout = reader.rollout(reader.find(key))
+    choices = sorted(rollout.choices)
+    return view(rollout), [view(rollout, choice=i) for i in choices] if len(choices) > 1 else []
 
 
 def test_the_cases_are_all_there():
