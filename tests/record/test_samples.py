@@ -1,0 +1,266 @@
+"""Which sample a request belongs to, and where it goes on from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rollout_log.events import Closed, Opened, Requested, restore_body
+from rollout_log.fold import fold
+from rollout_log.record.exchange import Exchange
+from rollout_log.record.samples import Samples
+
+PATH = "/inference/v1/generate"
+SSE = [("content-type", "text/event-stream")]
+
+
+def body(ids: list[int] | None, model: str = "m", **params: object) -> bytes:
+    request = {"model": model, "sampling_params": {"max_tokens": 9, "logprobs": 1, **params}, "stream": True}
+    return json.dumps(request if ids is None else {**request, "token_ids": ids}).encode()
+
+
+def frame(ids: list[int], finish: str | None = None) -> bytes:
+    logprobs = {"content": [{"token_id": i, "logprob": -0.5} for i in ids]}
+    choice = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+class Client:
+    """A client of one key, request by request."""
+
+    def __init__(self, key: str | None = "k") -> None:
+        self.samples = Samples(None)
+        self.key = key
+
+    def begin(self, ids: list[int] | None, path: str = PATH, **options: object) -> Exchange:
+        model = str(options.pop("model", "m"))
+        exchange = self.samples.request(self.key, path=path, body=body(ids, model), **options)
+        exchange.respond(200, SSE)
+        return exchange
+
+    def ask(
+        self, ids: list[int] | None, answer: list[int], finish: str | None = "stop", **options: object
+    ) -> Exchange:
+        exchange = self.begin(ids, **options)
+        exchange.feed(frame(answer, finish))
+        exchange.end("eof" if finish else "reset")
+        return exchange
+
+
+def facts(exchange: Exchange) -> list[tuple[int, str]]:
+    return [(request.base, request.cause) for request in exchange.rollout.requests]
+
+
+def codes(exchange: Exchange) -> list[str]:
+    return [problem.code for problem in exchange.rollout.problems]
+
+
+def test_a_retry_from_scratch_starts_again():
+    client = Client()
+    client.ask([1, 2], [11, 12], None)
+    exchange = client.ask([1, 2], [21])
+    assert facts(exchange) == [(0, "first"), (0, "retry")]
+    assert exchange.rollout.choice().token_ids == [21]
+
+
+def test_a_resume_goes_on_from_what_its_ids_say():
+    client = Client()
+    client.ask([1, 2], [11, 12], "abort")
+    exchange = client.ask([1, 2, 11], [22])
+    assert facts(exchange) == [(0, "first"), (1, "resume")]
+    assert exchange.rollout.choice().token_ids == [11, 22]
+    assert exchange.key == "k"
+
+
+def test_extra_ids_after_a_finish_are_a_turn():
+    client = Client()
+    client.ask([1, 2], [11, 12])
+    exchange = client.ask([1, 2, 11, 12, 40], [13])
+    assert facts(exchange) == [(0, "first"), (3, "turn")]
+    assert exchange.rollout.choice().loss_mask == [1, 1, 0, 1]
+    assert codes(exchange) == []
+
+
+def test_a_turn_whose_end_was_cut_is_noted():
+    client = Client()
+    client.ask([1, 2], [11, 12, 99])
+    exchange = client.ask([1, 2, 11, 12, 40], [13])
+    assert exchange.rollout.choice().token_ids == [11, 12, 40, 13]
+    assert facts(exchange)[1] == (3, "turn")
+    assert codes(exchange) == ["response_trimmed"]
+
+
+def test_ids_that_contradict_an_unfinished_response_are_an_error():
+    client = Client()
+    client.ask([1, 2], [11, 12, 13], None)
+    exchange = client.ask([1, 2, 11, 77], [14])
+    assert exchange.rollout.choice().token_ids == [11, 77, 14]
+    assert codes(exchange) == ["prompt_mismatch"]
+    assert exchange.rollout.problems[0].position == 1
+
+
+def test_an_explicit_base_goes_before_inference():
+    client = Client()
+    client.ask([1, 2], [11, 12, 13])
+    exchange = client.ask([1, 2, 11, 12, 13], [14], base=2)
+    assert facts(exchange)[1] == (3, "turn")
+    assert exchange.rollout.choice().loss_mask == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "options"),
+    [
+        ([1, 2, 11], {"path": "/generate"}),
+        ([1, 2, 11], {"model": "reference"}),
+        (None, {}),
+        ([7, 8], {}),
+    ],
+    ids=["another path", "another model", "no ids", "another prompt"],
+)
+def test_a_foreign_request_is_a_child(ids, options):
+    client = Client()
+    first = client.ask([1, 2], [11])
+    child = client.begin(ids, **options)
+    assert child.key == "k~2"
+    assert child.rollout.opened.parent == "k"
+    assert child.rollout.choice().token_ids == []
+    assert first.rollout.choice().token_ids == [11]
+    assert codes(first) == []
+
+
+def test_a_request_beside_an_open_one_is_a_child_and_noted():
+    client = Client()
+    first = client.begin([1, 2])
+    second = client.begin([1, 2])
+    third = client.begin([1, 2])
+    assert [second.key, third.key] == ["k~2", "k~3"]
+    second.feed(frame([21]))
+    first.feed(frame([11]))
+    assert first.rollout.choice().token_ids == [11]
+    assert second.rollout.choice().token_ids == [21]
+    first.end("eof")
+    assert codes(first) == ["concurrent_request", "concurrent_request", "no_terminal"]
+
+
+def test_a_sub_agent_goes_on_in_its_own_child():
+    client = Client()
+    client.ask([1, 2], [11])
+    client.ask([7, 8], [21])
+    again = client.ask([7, 8, 21, 40], [22])
+    assert again.key == "k~2"
+    assert again.rollout.choice().token_ids == [21, 40, 22]
+    assert client.ask([1, 2, 11, 41], [12]).rollout.choice().token_ids == [11, 41, 12]
+
+
+def test_a_caller_that_says_so_supersedes_an_open_request():
+    client = Client()
+    first = client.begin([1, 2])
+    first.feed(frame([11]))
+    second = client.ask([1, 2, 11], [12], supersede=True)
+    first.feed(frame([99]))
+    assert second.key == "k"
+    assert second.rollout.choice().token_ids == [11, 12]
+    assert first.ended
+
+
+def test_a_closed_sample_begins_a_new_life():
+    client = Client()
+    first = client.ask([1, 2], [11])
+    first.rollout.apply(Closed(reward=1.0))
+    second = client.ask([1, 2], [21])
+    assert (first.rollout.opened.incarnation, second.rollout.opened.incarnation) == (0, 1)
+    assert second.rollout.choice().token_ids == [21]
+
+
+def test_without_a_key_every_request_is_a_sample_of_its_own():
+    client = Client(None)
+    keys = {client.ask([1, 2], [11]).key for _ in range(10)}
+    assert len(keys) == 10
+
+
+def test_what_the_trainer_knows_is_in_the_first_event_and_its_step_in_each_request():
+    client = Client()
+    client.ask([1, 2], [11], "abort", opened=Opened(key="k", step=3, group_index=5, index=7))
+    exchange = client.ask([1, 2, 11], [12], opened=Opened(key="k", step=4))
+    opened = exchange.rollout.opened
+    assert (opened.step, opened.group_index, opened.index, opened.prompt_token_ids) == (3, 5, 7, [1, 2])
+    assert [request.step for request in exchange.rollout.requests] == [3, 4]
+    assert exchange.rollout.step == 4
+
+
+class Listening:
+    """A log that keeps what it is given."""
+
+    run = "r"
+
+    def __init__(self) -> None:
+        self.events = []
+        self.accepts = True
+
+    def create(self, opened):
+        return 7
+
+    def append(self, sample, first, events, summary=None):
+        if not self.accepts:
+            return False
+        assert first == len(self.events)
+        self.events += events
+        return True
+
+
+def test_the_body_is_kept_as_sent_without_repeating_the_ids():
+    log = Listening()
+    sent = body(list(range(1000)))
+    Samples(log).request("k", path=PATH, body=sent)  # type: ignore[arg-type]
+    opened, requested = log.events
+    assert isinstance(requested, Requested)
+    assert len(requested.body) < 200
+    assert restore_body(requested, opened.prompt_token_ids) == sent
+
+
+def test_credentials_are_not_written_down():
+    log = Listening()
+    headers = [
+        ("Authorization", "Bearer s3cret"),
+        ("Cookie", "s3cret"),
+        ("X-Api-Key", "s3cret"),
+        ("accept", "*/*"),
+    ]
+    samples = Samples(log)  # type: ignore[arg-type]
+    url = "http://user:s3cret@engine/generate?api_key=s3cret&x=1"
+    samples.request("k", path="/generate?api_key=s3cret", url=url, body=b"{}", headers=headers)
+    requested = log.events[1]
+    assert "s3cret" not in repr(requested)
+    assert requested.headers == [("accept", "*/*")]
+
+
+def test_a_request_the_log_did_not_take_is_made_up_for_by_the_next():
+    log = Listening()
+    client = Client()
+    client.samples = Samples(log)  # type: ignore[arg-type]
+    exchange = client.begin([1, 2])
+    exchange.feed(frame([11]))
+    log.accepts = False
+    exchange.feed(frame([12, 13]))
+    log.accepts = True
+    exchange.feed(frame([14]))
+    exchange.end("cancelled")
+    assert exchange.rollout.choice().token_ids == [11, 12, 13, 14]
+
+    again = client.ask([1, 2, 11, 12, 13, 14], [15])
+    recorded = fold(enumerate(log.events))
+    assert recorded.choice().token_ids == [11, 12, 13, 14, 15]
+    assert "log_gap" in [problem.code for problem in recorded.problems]
+    assert again.rollout.choice().token_ids == [11, 12, 13, 14, 15]
+
+
+def test_a_sample_that_began_unrecorded_is_made_up_for_as_well():
+    log = Listening()
+    log.accepts = False
+    client = Client()
+    client.samples = Samples(log)  # type: ignore[arg-type]
+    client.ask([1, 2], [11, 12], "abort")
+    log.accepts = True
+    client.ask([1, 2, 11, 12], [13])
+    assert fold(enumerate(log.events)).choice().token_ids == [11, 12, 13]
