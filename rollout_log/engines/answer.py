@@ -89,9 +89,9 @@ def choice_of(
 
 def frame_of(answer: Answer, choices: list[ChoiceDelta] | None) -> Frame:
     """Build the frame; `choices` is None where the answer has no such field."""
-    frame = Frame(choices or [], answer.usage)
-    frame.request_id = answer.request_id or answer.id
-    frame.prompt_token_ids = answer.prompt_token_ids
+    frame = Frame(choices or [], answer.usage, request_id=answer.request_id or answer.id)
+    if answer.prompt_token_ids is not None:
+        frame.prompt_token_ids = answer.prompt_token_ids
     if answer.weight_version is not None:
         frame.weight_version = str(answer.weight_version)
     if answer.metrics is not None:

@@ -90,7 +90,8 @@ def _read(answer: _Answer) -> Frame:
         text = wire.text if message is None else message.content
         choices.append(choice_of(wire, token_ids, logprobs, text))
     frame = frame_of(answer, choices)
-    frame.length_mismatch = mismatch
+    if mismatch is not None:
+        frame.length_mismatch = mismatch
     return frame
 
 

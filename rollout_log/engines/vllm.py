@@ -76,5 +76,6 @@ def _read(answer: _Answer) -> Frame:
             answer.prompt_token_ids = wire.prompt_token_ids
         choices.append(choice_of(wire, token_ids, logprobs, wire.text))
     frame = frame_of(answer, choices)
-    frame.length_mismatch = mismatch
+    if mismatch is not None:
+        frame.length_mismatch = mismatch
     return frame

@@ -18,7 +18,9 @@ def result(pairs: list[Any] | None, completion_tokens: int | None, **fields: Any
         "completion_tokens": completion_tokens,
         "finish_reason": None,
     }
-    known = {name: fields.pop(name) for name in ("index", "output_ids", "error") if name in fields}
+    known: dict[str, Any] = {
+        name: fields.pop(name) for name in ("index", "output_ids", "error") if name in fields
+    }
     return {"text": "t", "meta_info": meta | fields, **known}
 
 

@@ -28,7 +28,8 @@ def data_of(stream: bytes) -> list[bytes]:
 
 def reference(stream: bytes) -> list[bytes]:
     """The specification read aloud: lines of the whole stream, then blocks."""
-    events, values = [], []
+    events: list[bytes] = []
+    values: list[bytes] = []
     lines = re.split(rb"\r\n|\r|\n", stream.removeprefix(b"\xef\xbb\xbf"))
     for line in lines[:-1]:
         name, _, value = line.partition(b":")
