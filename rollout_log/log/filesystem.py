@@ -13,12 +13,13 @@ MOUNTINFO = Path("/proc/self/mountinfo")
 
 # fmt: off
 _NETWORK = frozenset((
-    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
-    "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "wekafs",
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
+    "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "wekafs",
 ))
 _NETWORK_FUSE = frozenset((
-    "alluxio", "alluxio-fuse", "beegfs", "blobfuse", "blobfuse2", "ceph", "ceph-fuse", "cephfs", "davfs", "dfuse",
-    "gcsfuse", "glusterfs", "goofys", "hdfs", "juicefs", "mfs", "moosefs", "mountpoint-s3", "rclone", "s3fs",
+    "alluxio", "alluxio-fuse", "beegfs", "blobfuse", "blobfuse2", "ceph", "ceph-fuse", "cephfs", "davfs",
+    "dfuse", "gcsfuse", "glusterfs", "goofys", "hdfs", "juicefs", "mfs", "moosefs", "mountpoint-s3", "rclone",
+    "s3fs",
     "seaweedfs", "smbnetfs", "sshfs", "weed",
 ))
 # fmt: on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 import time
@@ -18,7 +19,7 @@ from rollout_log.log.directory import FORMAT, check_format, segment_number
 from rollout_log.log.environment import Environment, Row
 from rollout_log.log.summary import Summary, decode_summary, encode_summary
 
-__all__ = ["Segment", "block_key", "sample_rows", "step_rows"]
+__all__ = ["Segment", "Snapshot", "block_key", "sample_rows", "step_rows"]
 
 META, SAMPLES, KEYS, STEPS, BLOCKS = TABLES = ("meta", "samples", "keys", "steps", "blocks")
 HEADER = b"header"
@@ -114,10 +115,11 @@ class Segment:
             raise LogDamaged(f"{self.path} has a header that cannot be read: {error}") from error
         return found if isinstance(found, dict) else {}
 
-    def entries(self, table: str) -> int:
-        """How many rows a table says it has."""
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Hold one state of all tables. For a process that does nothing else: no page is reused meanwhile."""
         with self._environment.read() as transaction:
-            return int(transaction.stat(self._environment.table(table))["entries"])
+            yield Snapshot(self._environment, transaction)
 
     def summary(self, ordinal: int) -> Summary | None:
         """Return a sample's summary as of this segment."""
@@ -201,6 +203,28 @@ class Segment:
             return decode_summary(data)
         except msgspec.DecodeError as error:
             raise LogDamaged(f"{self.path} has a row of samples that cannot be read: {error}") from error
+
+
+class Snapshot:
+    """All tables of a segment at one moment."""
+
+    def __init__(self, environment: Environment, transaction: lmdb.Transaction[bytes]) -> None:
+        self._environment = environment
+        self._transaction = transaction
+
+    def rows(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows of a table. Raises `LogDamaged` where they are not as many as the table says."""
+        handle = self._environment.table(table)
+        told = self._transaction.stat(handle)["entries"]
+        read = 0
+        with self._transaction.cursor(db=handle) as cursor:
+            for row in cursor:
+                read += 1
+                if read > told:
+                    break
+                yield row
+        if read != told:
+            raise LogDamaged(f"{table} says it has {told} rows, and {read} or more can be read")
 
 
 def _hashed(key: bytes) -> bytes:

@@ -11,57 +11,29 @@ import atexit
 import logging
 import os
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Literal, final
 
 import lmdb
-import msgspec
 
-from rollout_log.errors import RecordingFailed, RolloutLogError, SequenceConflict
-from rollout_log.events import Event, Opened, Requested, encode_events
+from rollout_log.errors import RecordingFailed, RolloutLogError
+from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
 from rollout_log.log.environment import Row
-from rollout_log.log.pending import Part, Sample, summary_of, weigh
+from rollout_log.log.queue import RETRY_S, Counters, Queue
 from rollout_log.log.summary import Summary
-from rollout_log.log.waiting import Waiter, wake
+from rollout_log.log.waiting import Waiter
 
 __all__ = ["Counters", "Durability", "Log"]
 
 Durability = Literal["window", "finish", "strict"]
 
-COMMIT_BYTES = 8 << 20
-"""Pending bytes that are committed before the window is over."""
-GATHER_S = 0.005
-"""How long a commit that is waited for gathers others."""
-RETRY_S = 1.0
-"""Between two tries of a commit that fails."""
-
 _logger = logging.getLogger("rollout_log")
 _logs: dict[str, Log] = {}
 _logs_lock = threading.Lock()
-
-
-class Counters(msgspec.Struct):
-    """What a writer did since it was opened."""
-
-    events: int = 0
-    """Committed."""
-    bytes: int = 0
-    """Of blocks, committed."""
-    commits: int = 0
-    late_flushes: int = 0
-    """Finished requests that went on before their commit was done."""
-    dropped_requests: int = 0
-    """Requests that were refused whole."""
-    dropped_events: int = 0
-    """Other events that were refused."""
-    failures: int = 0
-    """Commits that failed, every retry counted."""
-    segments: int = 0
 
 
 @final
@@ -77,7 +49,6 @@ class Log:
     run: str
     writer: str
     """The name of this process's folder in the log."""
-    counters: Counters
 
     @classmethod
     def open(
@@ -142,44 +113,42 @@ class Log:
         self._segment_bytes = segment_bytes
         self._queue_bytes = queue_bytes
         self._late = late_flush_ms / 1000
-        self._next_ordinal = 0
+        self._first_ordinal = 0
         self._references = 0
         self._reset()
 
     def _reset(self) -> None:
         """Begin as a writer that has written nothing: when made, and in the child of a fork."""
         self.writer = writer_name()
-        self.counters = Counters()
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._samples: dict[int, Sample] = {}
-        self._dirty: dict[int, Sample] = {}
-        self._queued = 0
-        self._waiters: list[Waiter] = []
-        self._due: float | None = None
-        self._gathered: float | None = None
-        self._rotating = False
-        self._stopping = False
-        self._closed = False
-        self._full = False
-        self._failing = False
-        self._retry_at = 0.0
-        self._in_hand: list[Part] = []
-        self._thread: threading.Thread | None = None
         self._committer = Committer(self.path, self.writer, self.run, self._segment_bytes)
+        self._queue = Queue(
+            self.path,
+            window=self._window,
+            limit=self._queue_bytes,
+            strict=self.strict,
+            first_ordinal=self._first_ordinal,
+            read_back=self._committer.read_back,
+        )
+        self._thread: threading.Thread | None = None
+        self._thread_lock = threading.Lock()
+
+    def _begin_again(self) -> None:
+        """In the child of a fork: the parent's samples are its own, so number on from them."""
+        self._first_ordinal = self._queue.next_ordinal
+        self._reset()
+
+    @property
+    def counters(self) -> Counters:
+        return self._queue.counters
 
     @property
     def accepting(self) -> bool:
         """False while the queue is full or commits fail: whole requests should then go unrecorded."""
-        return not (self._failing or self._full or self._closed)
+        return self._queue.accepting
 
     def create(self, opened: Opened) -> int:
         """Allocate a sample's ordinal, unique within the writer. Writes nothing: `opened` is event 0."""
-        with self._lock:
-            ordinal = self._next_ordinal
-            self._next_ordinal += 1
-            self._samples[ordinal] = Sample(ordinal)
-            return ordinal
+        return self._queue.create()
 
     def append(
         self, sample: int, first: int, events: Sequence[Event], summary: Summary | None = None
@@ -194,49 +163,9 @@ class Log:
         Events that are there already are not kept twice; a gap, or another body, raises
         `SequenceConflict`.
         """
-        with self._lock:
-            state = self._samples.get(sample)
-            if state is None:
-                if sample >= self._next_ordinal or sample < 0:
-                    raise SequenceConflict(
-                        f"sample {sample} was never created in {self.path}; call `create` first"
-                    )
-                return self._refuse(events, f"sample {sample} was created before this process was forked")
-            if first != state.next:
-                known = self._repeated(state, first, events)
-                if known is None:
-                    return self._refuse(events, f"events of sample {sample} cannot be read back to compare")
-                if not events[known:]:
-                    return True
-                events = events[known:]
-            weight = weigh(events)
-            if self._closed:
-                return self._refuse(events, "the log is closed")
-            if self._queued + weight > self._queue_bytes:
-                self._full = bool(self._queued)
-                return self._refuse(events, f"more than {self._queue_bytes} bytes wait to be written")
-            if not self.accepting and any(isinstance(event, Requested) for event in events):
-                return self._refuse(
-                    events, "commits fail" if self._failing else "the queue is still draining"
-                )
-            if self._thread is None:
-                try:
-                    self._start_thread()
-                except RuntimeError as error:  # the interpreter is going down
-                    return self._refuse(events, str(error))
-            state.pending.extend(events)
-            state.next += len(events)
-            state.weight += weight
-            self._queued += weight
-            if summary is not None or state.summary is None:
-                state.summary = summary or (summary_of(events) if first == 0 else None)
-            if not self._dirty:
-                self._due = time.monotonic() + self._window
-                self._work.notify()
-            self._dirty[sample] = state
-            if self._queued > COMMIT_BYTES:
-                self._work.notify()
-            return True
+        if self._thread is None:
+            self._start_thread()
+        return self._queue.append(sample, first, events, summary)
 
     async def flush(self, *samples: int) -> bool:
         """Wait until what was appended to these samples so far is on disk; to all, where none are given.
@@ -244,7 +173,7 @@ class Log:
         Commits these samples only. Cancelling the wait does not cancel the commit. False where commits
         fail, at once: see `accepting`.
         """
-        waiter = self._wait_for(samples, loop=asyncio.get_running_loop())
+        waiter = self._queue.wait_for(samples, loop=asyncio.get_running_loop())
         return True if waiter is None else await self._await(waiter)
 
     async def settle(self, sample: int) -> bool:
@@ -254,10 +183,9 @@ class Log:
         `strict`: as long as it takes, through failing commits as well.
         """
         if self.durability == "window":
-            with self._lock:
-                return self._reached(self._targets((sample,)))
+            return self._queue.is_durable(sample)
         loop = asyncio.get_running_loop()
-        waiter = self._wait_for((sample,), patient=self.durability == "strict", loop=loop)
+        waiter = self._queue.wait_for((sample,), patient=self.durability == "strict", loop=loop)
         if waiter is None:
             return True
         if self.durability == "strict":
@@ -267,36 +195,31 @@ class Log:
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
             done = False
         if not done:
-            with self._lock:
-                self.counters.late_flushes += 1
+            self._queue.count_late()
         return done
 
     def flush_sync(self, *samples: int, timeout: float | None = None) -> bool:
         """Block as `flush` waits; False also when `timeout` seconds are over."""
-        waiter = self._wait_for(samples)
+        waiter = self._queue.wait_for(samples)
         if waiter is None:
             return True
         try:
             return waiter.wait(timeout)
         finally:
-            self._forget(waiter)
+            self._queue.forget(waiter)
 
     def durable(self, sample: int) -> int:
         """Return how many events of the sample are committed."""
-        with self._lock:
-            state = self._samples.get(sample)
-            return state.durable if state else 0
+        return self._queue.durable(sample)
 
     def rotate(self) -> None:
         """Go on in a new segment, once what was appended so far is committed. Does not wait for it."""
-        with self._lock:
-            self._rotating = True
-            self._work.notify()
+        self._queue.rotate()
 
     def close(self) -> None:
         """Write what is left and let go of the directory, once every `open` has had its `close`."""
         with _logs_lock:
-            if self._closed:
+            if self._queue.closed:
                 return
             self._references -= 1
             if self._references > 0:
@@ -311,179 +234,44 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What callers of any thread do, under the lock unless said otherwise.
-
-    def _refuse(self, events: Sequence[Event], why: str) -> bool:
-        requests = sum(isinstance(event, Requested) for event in events)
-        self.counters.dropped_requests += requests
-        self.counters.dropped_events += len(events) - requests
-        if self.strict:
-            raise RecordingFailed(f"{self.path} did not take {len(events)} events: {why}")
-        return False
-
-    def _repeated(self, state: Sample, first: int, events: Sequence[Event]) -> int | None:
-        """Return how many of the events are there already; None where that cannot be read back.
-
-        The rare path: it reads the disk.
-        """
-        if first > state.next or first < 0:
-            raise SequenceConflict(
-                f"events of sample {state.ordinal} in {self.path} begin at {first}, but {state.next} is next"
-            )
-        end = min(first + len(events), state.next)
-        known: list[Event] = []
-        if first < state.durable:
-            try:
-                known += self._committer.read_back(state.ordinal, first, min(end, state.durable))
-            except (RolloutLogError, lmdb.Error, OSError):
-                return None
-        unwritten = [*state.taken, *state.pending]
-        known += unwritten[max(first - state.durable, 0) : max(end - state.durable, 0)]
-        given = list(events[: end - first])
-        if len(known) != len(given):
-            return None
-        if encode_events(known) != encode_events(given):
-            raise SequenceConflict(
-                f"events {first} to {end - 1} of sample {state.ordinal} in {self.path} are there already, "
-                "and not the same"
-            )
-        return len(given)
-
-    def _targets(self, samples: Sequence[int]) -> dict[int, int]:
-        if not samples:
-            return {
-                state.ordinal: state.next
-                for state in [*self._dirty.values(), *(p.sample for p in self._in_hand)]
-            }
-        return {sample: self._samples[sample].next for sample in samples if sample in self._samples}
-
-    def _reached(self, targets: Mapping[int, int]) -> bool:
-        return all(self._samples[sample].durable >= target for sample, target in targets.items())
-
-    def _wait_for(
-        self, samples: Sequence[int], *, patient: bool = False, loop: asyncio.AbstractEventLoop | None = None
-    ) -> Waiter | None:
-        """Ask for a commit of these samples; None where there is nothing to wait for. Takes the lock."""
-        with self._lock:
-            targets = self._targets(samples)
-            if self._reached(targets):
-                return None
-            waiter = Waiter(targets, patient=patient, loop=loop)
-            if self._failing and not patient:
-                waiter.result = False
-                waiter.settle()
-                return waiter
-            self._waiters.append(waiter)
-            if self._gathered is None:
-                self._gathered = time.monotonic() + GATHER_S
-                self._work.notify()
-            return waiter
-
     async def _await(self, waiter: Waiter) -> bool:
         try:
             return waiter.future is not None and await waiter.future
         finally:
-            self._forget(waiter)
-
-    def _forget(self, waiter: Waiter) -> None:
-        with self._lock:
-            if waiter.result is None and waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._queue.forget(waiter)
 
     # What the log's own thread does.
 
     def _run(self) -> None:
         rows: list[Row] | None = None
-        rotate = False
         while True:
-            with self._lock:
-                self._await_work()
-                stopping = self._stopping
-                if not self._in_hand:
-                    rotate, self._rotating = self._rotating, False
-                    self._in_hand = self._take(everything=rotate or stopping)
+            parts, rotate, stopping = self._queue.take()
             try:
                 self._committer.start()
                 if rows is None:
-                    rows = self._committer.encode(self._in_hand)
+                    rows = self._committer.encode(parts)
                 size = self._committer.write(rows) if rows else 0
             except Exception as error:
-                self._failed(error)
+                self._report(error)
                 if stopping:
-                    self._give_up()
+                    _logger.warning(
+                        "%s was closed with %d events that could not be written",
+                        self.path,
+                        self._queue.give_up(),
+                    )
                     return
+                if rotate:
+                    self._queue.rotate()
                 continue
-            self._committed(size)
             rows = None
-            if rotate or self._committer.is_full():
-                self._rotate()
-            rotate = False
-            with self._lock:
-                if self._stopping and not self._dirty:
-                    return
-
-    def _await_work(self) -> None:
-        """Sleep until something is to be committed."""
-        while not self._stopping:
-            now = time.monotonic()
-            if self._in_hand:
-                until: float | None = self._retry_at
-            elif self._rotating or self._queued > COMMIT_BYTES:
+            if self._queue.committed(size, self._committer.number):
+                _logger.warning("%s records again", self.path)
+            self._rotate(now=rotate)
+            if stopping and self._queue.is_empty():
                 return
-            else:
-                until = min((at for at in (self._due, self._gathered) if at is not None), default=None)
-            if until is not None and until <= now:
-                return
-            self._work.wait(None if until is None else until - now)
 
-    def _take(self, *, everything: bool) -> list[Part]:
-        """Take what is due: all there is, or what is waited for."""
-        due = self._due is not None and self._due <= time.monotonic()
-        if everything or due or self._queued > COMMIT_BYTES:
-            wanted = list(self._dirty.values())
-        else:
-            samples = {sample: None for waiter in self._waiters for sample in waiter.targets}
-            wanted = [self._dirty[sample] for sample in samples if sample in self._dirty]
-        for state in wanted:
-            del self._dirty[state.ordinal]
-        self._gathered = None
-        if not self._dirty:
-            self._due = None
-        return [state.take() for state in wanted]
-
-    def _committed(self, size: int) -> None:
-        parts, self._in_hand = self._in_hand, []
-        with self._lock:
-            for part in parts:
-                state = part.sample
-                state.durable += len(part.events)
-                state.taken = ()
-                state.segment = self._committer.number
-                self._queued -= part.weight
-                self.counters.events += len(part.events)
-            self.counters.bytes += size
-            self.counters.commits += bool(parts)
-            recovered, self._failing = self._failing, False
-            if self._full and self._queued <= self._queue_bytes // 2:
-                self._full = False
-            done = [waiter for waiter in self._waiters if self._reached(waiter.targets)]
-            if done:
-                self._waiters = [waiter for waiter in self._waiters if not self._reached(waiter.targets)]
-            if self._waiters and self._gathered is None:
-                self._gathered = time.monotonic() + GATHER_S
-        wake(done, result=True)
-        if recovered:
-            _logger.warning("%s records again", self.path)
-
-    def _failed(self, error: Exception) -> None:
-        with self._lock:
-            first, self._failing = not self._failing, True
-            self._retry_at = time.monotonic() + RETRY_S
-            self.counters.failures += 1
-            done = [waiter for waiter in self._waiters if not waiter.patient]
-            self._waiters = [waiter for waiter in self._waiters if waiter.patient]
-        wake(done, result=False)
-        if first:
+    def _report(self, error: Exception) -> None:
+        if self._queue.failed():
             _logger.warning(
                 "cannot write to %s: %s: %s; requests go unrecorded until it works again (tried every %g s)",
                 self._committer.folder,
@@ -492,8 +280,10 @@ class Log:
                 RETRY_S,
             )
 
-    def _rotate(self) -> None:
+    def _rotate(self, *, now: bool) -> None:
         try:
+            if not now and not self._committer.is_full():
+                return
             self._committer.rotate()
         except Exception as error:
             self._committer.segment_bytes = self._committer.segment_bytes * 5 // 4
@@ -501,17 +291,7 @@ class Log:
                 "no new segment in %s: %s; going on in the old one", self._committer.folder, error
             )
         else:
-            with self._lock:
-                self.counters.segments += 1
-
-    def _give_up(self) -> None:
-        with self._lock:
-            lost = sum(
-                len(part.events) for part in [*self._in_hand, *(s.take() for s in self._dirty.values())]
-            )
-            self._dirty.clear()
-            self.counters.dropped_events += lost
-        _logger.warning("%s was closed with %d events that could not be written", self.path, lost)
+            self.counters.segments += 1
 
     # Beginning and end.
 
@@ -532,22 +312,27 @@ class Log:
         self.counters.segments = self._committer.number
 
     def _start_thread(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="rollout-log", daemon=True)
-        self._thread.start()
-        # A child of multiprocessing leaves without running what atexit knows.
-        self._finalizer = Finalize(None, self._stop, exitpriority=10)
+        with self._thread_lock:
+            if self._thread is not None or self._queue.closed:
+                return
+            thread = threading.Thread(target=self._run, name="rollout-log", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _logger.warning("cannot write to %s: %s", self.path, error)
+                self._queue.close()
+                return
+            self._thread = thread
+            # A child of multiprocessing leaves without running what atexit knows.
+            self._finalizer = Finalize(None, self._stop, exitpriority=10)
 
     def _stop(self) -> None:
-        with self._lock:
-            self._closed = self._stopping = True
-            self._work.notify()
+        self._queue.close()
         if self._thread is not None:
             self._thread.join()
             self._finalizer.cancel()
         self._committer.close()
-        with self._lock:
-            waiters, self._waiters = self._waiters, []
-        wake(waiters, result=False)
+        self._queue.abandon()
 
 
 def _close_all() -> None:
@@ -560,7 +345,7 @@ def _after_fork_in_child() -> None:
     global _logs_lock
     _logs_lock = threading.Lock()
     for log in _logs.values():
-        log._reset()
+        log._begin_again()
 
 
 atexit.register(_close_all)

@@ -1,0 +1,343 @@
+"""Events between those who hand them over and the thread that writes them.
+
+All in memory and under one lock: the rule of sequences, the limits, and who waits for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import lmdb
+import msgspec
+
+from rollout_log.errors import RecordingFailed, RolloutLogError, SequenceConflict
+from rollout_log.events import Event, Requested, encode_events
+from rollout_log.log.pending import Part, Sample, summary_of, weigh
+from rollout_log.log.summary import Summary
+from rollout_log.log.waiting import Waiter, wake
+
+__all__ = ["Counters", "Queue"]
+
+COMMIT_BYTES = 8 << 20
+"""Pending bytes that are committed before the window is over."""
+GATHER_S = 0.005
+"""How long a commit that is waited for gathers others."""
+RETRY_S = 1.0
+"""Between two tries of a commit that fails."""
+
+
+class Counters(msgspec.Struct):
+    """What a writer did since it was opened."""
+
+    events: int = 0
+    """Committed."""
+    bytes: int = 0
+    """Of blocks, committed."""
+    commits: int = 0
+    late_flushes: int = 0
+    """Finished requests that went on before their commit was done."""
+    dropped_requests: int = 0
+    """Requests that were refused whole."""
+    dropped_events: int = 0
+    """Other events that were refused."""
+    failures: int = 0
+    """Commits that failed, every retry counted."""
+    segments: int = 0
+
+
+class Queue:
+    """What waits to be written. Any thread may call it; one thread takes from it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        window: float,
+        limit: int,
+        strict: bool,
+        first_ordinal: int,
+        read_back: Callable[[int, int, int], list[Event]],
+    ) -> None:
+        self.path = path
+        self.counters = Counters()
+        self.next_ordinal = self._first_ordinal = first_ordinal
+        self.closed = False
+        self._strict = strict
+        self._window = window
+        self._limit = limit
+        self._read_back = read_back
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._samples: dict[int, Sample] = {}
+        self._dirty: dict[int, Sample] = {}
+        """Samples with something to write, those that waited longest first."""
+        self._in_hand: list[Part] = []
+        """What the commit under way, or being tried again, takes."""
+        self._queued = 0
+        """Bytes of both, roughly."""
+        self._waiters: list[Waiter] = []
+        self._due: float | None = None
+        """When the window of the oldest event ends."""
+        self._gathered: float | None = None
+        """When those who wait have gathered."""
+        self._retry_at = 0.0
+        self._rotating = False
+        self._full = False
+        self._failing = False
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new requests are taken."""
+        return not (self._failing or self._full or self.closed)
+
+    def create(self) -> int:
+        """Allocate an ordinal."""
+        with self._lock:
+            ordinal = self.next_ordinal
+            self.next_ordinal += 1
+            self._samples[ordinal] = Sample(ordinal)
+            return ordinal
+
+    def append(self, sample: int, first: int, events: Sequence[Event], summary: Summary | None) -> bool:
+        """Take events; see `Log.append`."""
+        with self._lock:
+            state = self._samples.get(sample)
+            if state is None:
+                if not 0 <= sample < self._first_ordinal:
+                    raise SequenceConflict(
+                        f"sample {sample} was never created in {self.path}; call `create` first"
+                    )
+                return self._refuse(events, f"sample {sample} was created before this process was forked")
+            if first != state.next:
+                known = self._repeated(state, first, events)
+                if known is None:
+                    return self._refuse(events, f"events of sample {sample} cannot be read back to compare")
+                if not events[known:]:
+                    return True
+                events = events[known:]
+            weight = weigh(events)
+            if self.closed:
+                return self._refuse(events, "the log is closed")
+            if self._queued + weight > self._limit:
+                self._full = bool(self._queued)
+                return self._refuse(events, f"more than {self._limit} bytes wait to be written")
+            if not self.accepting and any(isinstance(event, Requested) for event in events):
+                return self._refuse(
+                    events, "commits fail" if self._failing else "the queue is still draining"
+                )
+            state.pending.extend(events)
+            state.next += len(events)
+            state.weight += weight
+            self._queued += weight
+            if summary is not None or state.summary is None:
+                state.summary = summary or (summary_of(events) if first == 0 else None)
+            if not self._dirty:
+                self._due = time.monotonic() + self._window
+                self._work.notify()
+            self._dirty[sample] = state
+            if self._queued > COMMIT_BYTES:
+                self._work.notify()
+            return True
+
+    def durable(self, sample: int) -> int:
+        """How many events of a sample are committed."""
+        with self._lock:
+            state = self._samples.get(sample)
+            return state.durable if state else 0
+
+    def is_durable(self, sample: int) -> bool:
+        """Whether everything of a sample is committed."""
+        with self._lock:
+            return self._reached(self._targets((sample,)))
+
+    def count_late(self) -> None:
+        """Count a flush that was not waited for to its end."""
+        with self._lock:
+            self.counters.late_flushes += 1
+
+    def wait_for(
+        self, samples: Sequence[int], *, patient: bool = False, loop: asyncio.AbstractEventLoop | None = None
+    ) -> Waiter | None:
+        """Ask for a commit of these samples; None where there is nothing to wait for. Takes the lock."""
+        with self._lock:
+            targets = self._targets(samples)
+            if self._reached(targets):
+                return None
+            waiter = Waiter(targets, patient=patient, loop=loop)
+            if self.closed or (self._failing and not patient):
+                waiter.result = False
+                waiter.settle()
+                return waiter
+            self._waiters.append(waiter)
+            if self._gathered is None:
+                self._gathered = time.monotonic() + GATHER_S
+                self._work.notify()
+            return waiter
+
+    def forget(self, waiter: Waiter) -> None:
+        """Stop waiting."""
+        with self._lock:
+            if waiter.result is None and waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def rotate(self) -> None:
+        """Ask for a new segment after what is there so far."""
+        with self._lock:
+            self._rotating = True
+            self._work.notify()
+
+    def close(self) -> None:
+        """Take nothing any more, and let the thread come to its end."""
+        with self._lock:
+            self.closed = True
+            self._work.notify()
+
+    def abandon(self) -> None:
+        """Wake everybody who still waits, with False."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+        wake(waiters, result=False)
+
+    # What the writing thread calls.
+
+    def take(self) -> tuple[list[Part], bool, bool]:
+        """Sleep until something is due. Returns it, and whether to rotate after it and to stop."""
+        with self._lock:
+            self._await_work()
+            rotate = self._rotating and not self._in_hand
+            if not self._in_hand:
+                self._rotating = False
+                self._in_hand = self._take(everything=rotate or self.closed)
+            return self._in_hand, rotate, self.closed
+
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be taken."""
+        with self._lock:
+            return not self._dirty
+
+    def committed(self, size: int, segment: int) -> bool:
+        """Count what is in hand as written, and wake who waited. Returns whether commits failed before."""
+        with self._lock:
+            parts, self._in_hand = self._in_hand, []
+            for part in parts:
+                state = part.sample
+                state.durable += len(part.events)
+                state.taken = ()
+                state.segment = segment
+                self._queued -= part.weight
+                self.counters.events += len(part.events)
+            self.counters.bytes += size
+            self.counters.commits += bool(parts)
+            recovered, self._failing = self._failing, False
+            if self._full and self._queued <= self._limit // 2:
+                self._full = False
+            done = [waiter for waiter in self._waiters if self._reached(waiter.targets)]
+            if done:
+                self._waiters = [waiter for waiter in self._waiters if not self._reached(waiter.targets)]
+            if self._waiters and self._gathered is None:
+                self._gathered = time.monotonic() + GATHER_S
+        wake(done, result=True)
+        return recovered
+
+    def failed(self) -> bool:
+        """Keep what is in hand for another try. Returns whether this is the first failure in a row."""
+        with self._lock:
+            first, self._failing = not self._failing, True
+            self._retry_at = time.monotonic() + RETRY_S
+            self.counters.failures += 1
+            done = [waiter for waiter in self._waiters if not waiter.patient]
+            self._waiters = [waiter for waiter in self._waiters if waiter.patient]
+        wake(done, result=False)
+        return first
+
+    def give_up(self) -> int:
+        """Drop everything. Returns how many events that loses."""
+        with self._lock:
+            lost = sum(
+                len(part.events) for part in [*self._in_hand, *(s.take() for s in self._dirty.values())]
+            )
+            self._dirty.clear()
+            self.counters.dropped_events += lost
+            return lost
+
+    # Under the lock.
+
+    def _refuse(self, events: Sequence[Event], why: str) -> bool:
+        requests = sum(isinstance(event, Requested) for event in events)
+        self.counters.dropped_requests += requests
+        self.counters.dropped_events += len(events) - requests
+        if self._strict:
+            raise RecordingFailed(f"{self.path} did not take {len(events)} events: {why}")
+        return False
+
+    def _repeated(self, state: Sample, first: int, events: Sequence[Event]) -> int | None:
+        """Return how many of the events are there already; None where that cannot be read back.
+
+        The rare path: it reads the disk.
+        """
+        if first > state.next or first < 0:
+            raise SequenceConflict(
+                f"events of sample {state.ordinal} in {self.path} begin at {first}, but {state.next} is next"
+            )
+        end = min(first + len(events), state.next)
+        known: list[Event] = []
+        if first < state.durable:
+            try:
+                known += self._read_back(state.ordinal, first, min(end, state.durable))
+            except (RolloutLogError, lmdb.Error, OSError):
+                return None
+        unwritten = [*state.taken, *state.pending]
+        known += unwritten[max(first - state.durable, 0) : max(end - state.durable, 0)]
+        given = list(events[: end - first])
+        if len(known) != len(given):
+            return None
+        if encode_events(known) != encode_events(given):
+            raise SequenceConflict(
+                f"events {first} to {end - 1} of sample {state.ordinal} in {self.path} are there already, "
+                "and not the same"
+            )
+        return len(given)
+
+    def _targets(self, samples: Sequence[int]) -> dict[int, int]:
+        if not samples:
+            return {
+                state.ordinal: state.next
+                for state in [*self._dirty.values(), *(p.sample for p in self._in_hand)]
+            }
+        return {sample: self._samples[sample].next for sample in samples if sample in self._samples}
+
+    def _reached(self, targets: Mapping[int, int]) -> bool:
+        return all(self._samples[sample].durable >= target for sample, target in targets.items())
+
+    def _await_work(self) -> None:
+        """Sleep until something is to be committed."""
+        while not self.closed:
+            now = time.monotonic()
+            if self._failing:
+                until: float | None = self._retry_at
+            elif self._rotating or self._queued > COMMIT_BYTES:
+                return
+            else:
+                until = min((at for at in (self._due, self._gathered) if at is not None), default=None)
+            if until is not None and until <= now:
+                return
+            self._work.wait(None if until is None else until - now)
+
+    def _take(self, *, everything: bool) -> list[Part]:
+        """Take what is due: all there is, or what is waited for."""
+        due = self._due is not None and self._due <= time.monotonic()
+        if everything or due or self._queued > COMMIT_BYTES:
+            wanted = list(self._dirty.values())
+        else:
+            samples = {sample: None for waiter in self._waiters for sample in waiter.targets}
+            wanted = [self._dirty[sample] for sample in samples if sample in self._dirty]
+        for state in wanted:
+            del self._dirty[state.ordinal]
+        self._gathered = None
+        if not self._dirty:
+            self._due = None
+        return [state.take() for state in wanted]
