@@ -1,0 +1,114 @@
+"""A disk that fails: the run goes on, and nothing that was accepted is lost while there is hope."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from rollout_log.events import Requested
+from rollout_log.log import Log
+from rollout_log.log.committer import Committer
+
+REQUEST = Requested(0, 0, "first", "vllm", "POST", "/x", b"{}")
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A switch: `disk["full"] = True` makes every commit fail."""
+    state = {"full": False}
+    write = Committer.write
+
+    def writing(self, rows):
+        if state["full"]:
+            raise OSError(28, "No space left on device")
+        return write(self, rows)
+
+    monkeypatch.setattr(Committer, "write", writing)
+    monkeypatch.setattr("rollout_log.log.queue.RETRY_S", 0.01)
+    return state
+
+
+async def test_a_commit_that_fails_is_kept_and_tried_again(log, disk, begin, deltas, read, caplog):
+    sample = begin(log, "key")
+    disk["full"] = True
+    with caplog.at_level(logging.WARNING, "rollout_log"):
+        assert not await log.flush(sample)
+        assert not log.accepting
+        assert not await log.flush(sample), "waiting for a commit that fails does not hang"
+        assert not log.append(sample, 1, [REQUEST])
+        assert log.append(sample, 1, deltas(1, 3)), "what is under way is kept while there is room"
+        while log.counters.failures < 4:
+            time.sleep(0.005)
+        assert len(caplog.records) == 1, "one warning, however often it is tried"
+        assert "No space left" in caplog.text
+        disk["full"] = False
+        while not log.accepting:
+            time.sleep(0.005)
+    assert log.append(sample, 3, [REQUEST])
+    assert await log.flush(sample)
+    assert read("key")[1:] == [*deltas(1, 3), REQUEST]
+    assert log.counters.dropped_requests == 1
+
+
+def test_closing_a_log_that_cannot_be_written_says_what_is_lost(path, disk, begin, deltas, caplog):
+    log = Log.open(path, window_ms=3_600_000)
+    sample = begin(log, "key")
+    log.append(sample, 1, deltas(1, 3))
+    disk["full"] = True
+    log.close()
+    assert "closed with 3 events that could not be written" in caplog.text
+
+
+def test_a_removed_directory_is_a_failure_and_not_a_loss_without_a_word(log, path, begin, deltas, caplog):
+    sample = begin(log, "key")
+    assert log.flush_sync(sample)
+    shutil.rmtree(path)
+    assert log.append(sample, 1, deltas(1, 2))
+    assert not log.flush_sync(sample)
+    assert "is gone" in caplog.text
+    assert log.durable(sample) == 1
+
+
+def test_a_full_disk_stops_the_recording_and_not_the_process(path):
+    script = textwrap.dedent("""
+        import resource, sys, time
+        from rollout_log.events import Delta, Opened, Requested
+        from rollout_log.log import Log
+        import random
+
+        log = Log.open(sys.argv[1], window_ms=10)
+        sample = log.create(Opened("key"))
+        log.append(sample, 0, [Opened("key")])
+        assert log.flush_sync(sample)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+        at = 1
+        while log.accepting:
+            at += log.append(sample, at, [Delta(0, random.randbytes(3000))])
+            time.sleep(0.002)
+        print(log.durable(sample), flush=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        while not log.accepting:
+            time.sleep(0.01)
+        assert log.flush_sync(sample)
+        assert log.durable(sample) == at
+        log.close()
+        print(at)
+    """)
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    durable, events = map(int, done.stdout.split())
+    assert 1 < durable < events
+    assert done.stderr.count("cannot write to") == 1
+
+    from rollout_log.log import LogReader
+    from rollout_log.log.verify import verify
+
+    assert verify(path).damage == []
+    with LogReader.open(path) as reader:
+        assert sum(1 for _ in reader.events(reader.find("key"))) == events

@@ -1,0 +1,143 @@
+"""When events reach the disk, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from rollout_log.events import Delta
+from rollout_log.log import Log, LogReader
+from rollout_log.log.committer import Committer
+
+
+async def test_flush_commits_only_the_samples_it_is_asked_for(log, path, begin):
+    first, second = begin(log, "first"), begin(log, "second")
+    assert await log.flush(first)
+    assert (log.durable(first), log.durable(second)) == (1, 0)
+    with LogReader.open(path) as reader:
+        assert [entry.name for entry in reader.samples()] == ["first"]
+        assert await log.flush()
+        assert [entry.name for entry in reader.samples()] == ["first", "second"]
+    assert log.counters.commits == 2
+
+
+async def test_those_who_wait_together_share_a_commit(log, begin):
+    samples = [begin(log, f"key-{number}") for number in range(20)]
+    assert await asyncio.gather(*(log.flush(sample) for sample in samples)) == [True] * 20
+    assert log.counters.commits == 1
+
+
+async def test_nothing_to_wait_for_is_no_commit(log, begin):
+    sample = begin(log, "key")
+    assert await log.flush(sample)
+    assert await log.flush(sample)
+    assert await log.flush()
+    assert log.flush_sync(sample)
+    assert log.counters.commits == 1
+
+
+async def test_a_cancelled_wait_does_not_cancel_the_commit(log, begin, read):
+    sample = begin(log, "key")
+    task = asyncio.create_task(log.flush(sample))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert (await asyncio.gather(task, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+    assert await log.flush(sample)
+    assert len(read("key")) == 1
+
+
+def test_any_number_of_loops_and_threads_may_flush(log, begin):
+    samples = [begin(log, f"key-{number}") for number in range(4)]
+    done = {}
+
+    def run(sample):
+        done[sample] = asyncio.run(log.flush(sample)), log.flush_sync(sample)
+
+    threads = [threading.Thread(target=run, args=(sample,)) for sample in samples]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == dict.fromkeys(samples, (True, True))
+
+
+def test_threads_append_to_one_log_without_losing_anything(log, read):
+    def run(number):
+        from rollout_log.events import Opened
+
+        sample = log.create(Opened(f"key-{number}"))
+        log.append(sample, 0, [Opened(f"key-{number}")])
+        for at in range(1, 300):
+            log.append(sample, at, [Delta(number, b"%d" % at)])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert log.flush_sync()
+    for number in range(4):
+        assert read(f"key-{number}")[1:] == [Delta(number, b"%d" % at) for at in range(1, 300)]
+
+
+def test_the_window_commits_by_itself(path, begin, deltas):
+    log = Log.open(path, window_ms=10)
+    sample = begin(log, "key")
+    while log.durable(sample) < 1:
+        time.sleep(0.005)
+    log.append(sample, 1, deltas(1, 9))
+    while log.durable(sample) < 9:
+        time.sleep(0.005)
+    log.close()
+
+
+def test_many_bytes_are_committed_before_the_window_ends(log, begin):
+    sample = begin(log, "key")
+    log.append(sample, 1, [Delta(0, b"x" * (9 << 20))])
+    while log.durable(sample) < 2:
+        time.sleep(0.005)
+
+
+async def test_settle_waits_as_the_durability_says(tmp_path, begin, monkeypatch):
+    window = Log.open(tmp_path / "window", window_ms=3_600_000, durability="window")
+    sample = begin(window, "key")
+    assert not await window.settle(sample)
+    assert window.counters.late_flushes == 0
+    window.close()
+
+    finish = Log.open(tmp_path / "finish", window_ms=3_600_000)
+    sample = begin(finish, "key")
+    assert await finish.settle(sample)
+    assert finish.durable(sample) == 1
+    finish.close()
+
+    gate = threading.Event()
+    write = Committer.write
+    monkeypatch.setattr(Committer, "write", lambda self, rows: gate.wait() and write(self, rows))
+    late = Log.open(tmp_path / "late", window_ms=3_600_000, late_flush_ms=1)
+    sample = begin(late, "key")
+    assert not await late.settle(sample)
+    assert late.counters.late_flushes == 1
+    gate.set()
+    assert await late.flush(sample)
+    late.close()
+
+
+async def test_strict_settling_waits_through_failures(path, begin, monkeypatch):
+    monkeypatch.setattr("rollout_log.log.queue.RETRY_S", 0.01)
+    left = [3]
+    write = Committer.write
+
+    def fail(self, rows):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(28, "No space left on device")
+        return write(self, rows)
+
+    monkeypatch.setattr(Committer, "write", fail)
+    log = Log.open(path, durability="strict")
+    sample = begin(log, "key")
+    assert await log.settle(sample)
+    assert (log.durable(sample), log.counters.failures) == (1, 3)
+    log.close()
