@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,6 +58,8 @@ class Responder:
     def __init__(self, wire: Wire, request: Request) -> None:
         self.disconnected = asyncio.Event()
         """Set as soon as the client hung up (FIN or RST) before the response was over."""
+        self.on_disconnect: Callable[[], None] | None = None
+        """Called at that moment, before anything else happens in the event loop."""
         self.status: int | None = None
         """Of the response that was started."""
         self.over = False
@@ -69,6 +71,13 @@ class Responder:
         self._chunked = False
         self._bodiless = False
         self._left: int | None = None
+
+    def hang_up(self) -> None:
+        """The client is gone; the connection says so."""
+        if not self.disconnected.is_set():
+            self.disconnected.set()
+            if self.on_disconnect is not None:
+                self.on_disconnect()
 
     async def start(self, status: int, headers: Iterable[Header] = (), *, chunked: bool = True) -> None:
         """Write status line and headers, these as they are given.

@@ -243,7 +243,7 @@ class _Connection(asyncio.Protocol):
 
     def _hang_up(self) -> None:
         if self._responder is not None and not self._responder.over:
-            self._responder.disconnected.set()
+            self._responder.hang_up()
             if self._cancels:
                 self.cancel()
 

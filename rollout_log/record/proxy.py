@@ -86,15 +86,17 @@ class Proxy:
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Pass one request on, and its response back."""
         exchange = self._record(request)
+        # At once, so that a request that comes right after finds this one ended. Only the first end counts.
+        responder.on_disconnect = lambda: exchange.end("cancelled")
         try:
             await self._relay(request, responder, exchange)
         except asyncio.CancelledError:
-            exchange.end("cancelled", None if responder.disconnected.is_set() else "the proxy was stopped")
+            exchange.end("cancelled", "the proxy was stopped")
             raise
         except httpx.TransportError as error:
             await self._end_badly(error, responder, exchange)
         finally:
-            exchange.end("reset", "the proxy failed")  # the first end counts: only if nothing above did
+            exchange.end("reset", "the proxy failed")
 
     def _record(self, request: Request) -> Exchange | _Unrecorded:
         named = request.header(KEY_HEADER)

@@ -50,9 +50,8 @@ async def test_a_signal_ends_it_with_everything_written(tmp_path, ended_by):
                 assert response.content == capture.body
                 headers = {"X-Rollout-Log-Key": "stopped"}
                 async with client.stream("POST", path, json=body, headers=headers) as stream:
-                    async for chunk in stream.aiter_raw():
-                        assert chunk == capture.body[:3000]
-                        break
+                    chunks = stream.aiter_raw()
+                    assert await anext(chunks) == capture.body[:3000]
                     process.send_signal(ended_by)
                     rest, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0

@@ -430,6 +430,33 @@ async def test_when_the_client_hangs_up_so_does_the_proxy(how, when):
     assert not exchange.settling.is_set()
 
 
+async def test_a_request_that_follows_a_hang_up_finds_it_ended(monkeypatch):
+    """However soon: both arrive in one turn of the event loop."""
+    ends: asyncio.Queue[list] = asyncio.Queue()
+    request = FakeSamples.request
+
+    def seen(samples: FakeSamples, *args, **kwargs) -> FakeExchange:
+        ends.put_nowait([end for exchange in samples.exchanges for end in exchange.ends])
+        return request(samples, *args, **kwargs)
+
+    monkeypatch.setattr(FakeSamples, "request", seen)
+    async with (
+        play(choose=lambda _: RawStream(body=b"x", end="hang")) as engine,
+        proxied(engine.url) as (_, _, server),
+    ):
+        sent = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
+        reader, first = await asyncio.open_connection(server.host, server.port)
+        first.write(sent)
+        await reader.readuntil(b"x\r\n")
+        assert await ends.get() == []
+        _, second = await asyncio.open_connection(server.host, server.port)
+        first.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        second.write(sent)
+        assert await ends.get() == [("cancelled", None)]
+        second.close()
+        first.close()
+
+
 async def test_when_the_proxy_stops_streams_are_cut_and_say_why():
     async with play(RawStream(body=b"data: 1\n\n", end="hang")) as engine, httpx.AsyncClient() as client:
         async with proxied(engine.url) as (_, samples, server):
