@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERBS = {
+    "record": "Record whatever clients ask an engine for: a proxy between them.",
+    "ls": "List the samples of a log, in the order they began.",
+    "steps": "Print a line for each step: what became of its samples, and what it cost.",
+    "show": "Show one sample: its requests, its tokens and who made them, its problems.",
+    "verify": "Check a log: its bytes, and the problems of every sample.",
+    "schema": "Print the JSON Schema of what a verb prints with --json.",
     "version": "Print the version of rollout-log.",
 }
 """Verb -> what it does, in the order of the help. Static, so that the help imports nothing."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Format characters that scripts and emoji need; they change how their neighbours look, and no more.
 _JOINERS = frozenset("\u200c\u200d")
+# Folding takes a millisecond a row; what is longer than this is for `less -S`.
+_MOST_FOLDED = 1000
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -74,17 +76,38 @@ def print_table(
 ) -> None:
     """Print rows under a header; the columns named in `right` are numbers and stand to the right.
 
-    Cells are made safe. On a terminal long ones are folded; elsewhere no line is.
+    Cells are made safe. On a terminal that is too narrow long ones are folded; elsewhere no line is.
     """
+    from rich.cells import cell_len
+
+    sides = set(right)
+    cells = [["" if cell is None else safe(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)]
+    out = console()
+    if out.is_terminal and sum(widths) + 2 * len(widths) > out.width and len(cells) <= _MOST_FOLDED:
+        _print_folded(out, header, cells, sides)
+        return
+    for number, row in enumerate([header, *cells]):
+        line = "  ".join(
+            " " * (width - cell_len(cell)) + cell if name in sides else cell + " " * (width - cell_len(cell))
+            for name, cell, width in zip(header, row, widths, strict=True)
+        ).rstrip()
+        if number == 0 and out.is_terminal:
+            out.print(line, style="bold", soft_wrap=True)
+        else:
+            sys.stdout.write(line + "\n")
+
+
+def _print_folded(out: Console, header: Sequence[str], cells: list[list[str]], right: set[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else safe(cell)) for cell in row))
-    console().print(table)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    out.print(table)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -1,0 +1,102 @@
+"""Fold every sample of a log in another process, which a damaged file may kill.
+
+The child writes a JSON line a sample: `[name, problems, null]`, or `[name, [], why it cannot be read]`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rollout_log.cli._output import print_json
+from rollout_log.cli._progress import progress
+from rollout_log.errors import RolloutLogError
+from rollout_log.log import LogReader
+from rollout_log.problems import Problem
+
+__all__ = ["Folded", "Unreadable", "fold_all"]
+
+# The same modules as this process has, wherever they came from, and none from the working directory.
+_CHILD = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    "from rollout_log.cli._folding import write_all; write_all(sys.argv[2])"
+)
+
+
+class Folded(msgspec.Struct):
+    """A sample that could be read."""
+
+    name: str
+    problems: list[Problem]
+
+
+class Unreadable(msgspec.Struct):
+    """What could not be."""
+
+    path: str
+    what: str
+    detail: str
+
+
+def fold_all(log: Path, samples: int, seconds: float | None = None) -> Iterator[Folded | Unreadable]:
+    """Yield each sample's problems, or why there are none to be had.
+
+    `samples` is for the progress. After `seconds` the child is ended: damaged pages may lead in a circle.
+    """
+    yield from progress("samples", _fold_all(log, seconds), samples)
+
+
+def _fold_all(log: Path, seconds: float | None) -> Iterator[Folded | Unreadable]:
+    command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), str(log)]
+    decode = msgspec.json.Decoder(tuple[str, list[Problem], str | None]).decode
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(  # noqa: S603 - this very module, on a path that is passed as it is
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as child,
+    ):
+        timer = threading.Timer(seconds or 0, child.kill)
+        if seconds is not None:
+            timer.start()
+        name = None
+        assert child.stdout is not None  # noqa: S101 - a pipe was asked for
+        for line in child.stdout:
+            try:
+                name, problems, why = decode(line)
+            except msgspec.DecodeError:  # the line in which the child died
+                break
+            yield Folded(name, problems) if why is None else Unreadable(str(log), f"sample {name}", why)
+        child.stdout.close()
+        status = child.wait()
+        timer.cancel()
+        if status == 0:
+            return
+        errors.seek(0)
+        yield Unreadable(str(log), "samples", _death(status, name, errors.read()))
+
+
+def _death(status: int, name: str | None, errors: bytes) -> str:
+    after = "before the first sample" if name is None else f"after sample {name!r}"
+    if status < 0:
+        return f"the process that read them was killed by {signal.Signals(-status).name} {after}"
+    last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"the process that read them failed {after}: {last}"
+
+
+def write_all(log: str) -> None:
+    """What the child does."""
+    with LogReader.open(log) as reader:
+        for entry in reader.samples():
+            try:
+                problems, why = reader.rollout(entry.ref).problems, None
+            except RolloutLogError as error:
+                problems, why = [], str(error)
+            print_json([entry.name, problems, why])

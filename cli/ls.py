@@ -1,0 +1,125 @@
+"""List the samples of a log, in the order they began.
+
+`--step` takes every sample that took part in the step, also those that went on to a later one. Times are
+`2026-05-01T22:30`, `22:30` for today, or `90m` for 90 minutes ago.
+
+Example:
+
+    rollout-log ls runs/today --step 12 --status aborted
+    rollout-log ls runs/today --key 'math-*' --problem error --since 2h
+    rollout-log ls runs/today --json | jq -r 'select(.discarded > 0).name'
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from rollout_log.cli import steps as steps_verb
+from rollout_log.cli._arguments import Json, LogPath
+from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._times import clock, parse_time
+from rollout_log.listing import SampleLine, line
+from rollout_log.log import Entry, LogReader
+from rollout_log.log.summary import Summary
+from rollout_log.problems import PROBLEMS
+
+STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
+SEVERITIES = ("info", "warning", "error")
+_HEADER = (
+    *("key", "step", "status", "tokens", "thrown away"),
+    *("requests", "resumed from", "weights", "began", "problems"),
+)
+
+
+def run(
+    log: LogPath,
+    *,
+    steps: Annotated[bool, typer.Option("--steps", help="A line a step instead: the verb `steps`.")] = False,
+    step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
+    status: Annotated[str | None, typer.Option(help=f"Only samples that are {', '.join(STATUSES)}.")] = None,
+    problem: Annotated[
+        str | None, typer.Option(help="Only samples with this problem, or with any of this severity.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="GLOB", help="Only keys like this: `math-*`.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only samples active since then.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only samples begun by then.")] = None,
+    json: Json = False,
+) -> None:
+    if steps:
+        steps_verb.run(log, json=json)
+        return
+    if status is not None and status not in STATUSES:
+        raise typer.BadParameter(f"{status!r} is no status: there are {', '.join(STATUSES)}")
+    codes = _codes(problem)
+    after, before = parse_time(since), parse_time(until)
+    with LogReader.open(log) as reader:
+        found = _narrow(reader.samples(step=step, status=status), codes, key, after, before)
+        if json:
+            for entry in found:
+                print_json(line(entry))
+        else:
+            _print([line(entry) for entry in found])
+
+
+def _codes(problem: str | None) -> set[str] | None:
+    if problem is None:
+        return None
+    if problem in SEVERITIES:
+        return {code for code, meaning in PROBLEMS.items() if meaning.severity == problem}
+    if problem not in PROBLEMS:
+        raise typer.BadParameter(
+            f"{problem!r} is no problem: there are {', '.join(SEVERITIES)} and {', '.join(PROBLEMS)}"
+        )
+    return {problem}
+
+
+def _narrow(
+    entries: Iterator[Entry], codes: set[str] | None, glob: str | None, after: int | None, before: int | None
+) -> Iterator[Entry]:
+    matches = re.compile(fnmatch.translate(glob)).match if glob is not None else None
+    for entry in entries:
+        summary = entry.summary
+        if codes is not None and codes.isdisjoint(summary.problems):
+            continue
+        if matches is not None and not (matches(summary.key) or matches(entry.name)):
+            continue
+        if (after is None or summary.updated_unix_ns >= after) and (
+            before is None or summary.opened_unix_ns <= before
+        ):
+            yield entry
+
+
+def _print(lines: list[SampleLine]) -> None:
+    runs = len({line.run for line in lines}) > 1
+    print_table(
+        ["run", *_HEADER] if runs else _HEADER,
+        ([line.run, *_row(line)] if runs else _row(line) for line in lines),
+        right=["step", "tokens", "thrown away", "requests", "resumed from"],
+    )
+
+
+def _row(line: SampleLine) -> list[object]:
+    step = "" if line.step is None else str(line.step)
+    return [
+        line.name,
+        f"{step} eval" if line.evaluation else step,
+        status_of(line),
+        f"{line.tokens:,}",
+        f"{line.discarded:,}" if line.discarded else "",
+        line.requests,
+        line.resumed_from,
+        steps_verb.versions(line.versions),
+        clock(line.opened_unix_ns),
+        steps_verb.counts(line.problems),
+    ]
+
+
+def status_of(summary: SampleLine | Summary) -> str:
+    """Show the status, and the trainer's where it sees it otherwise."""
+    theirs = summary.trainer_status
+    return summary.status if theirs in {None, summary.status} else f"{summary.status} (trainer: {theirs})"

@@ -1,0 +1,94 @@
+"""Print a line for each step: what became of its samples, and what it cost.
+
+A sample counts in its latest step; "went on" says how many began in a step and are counted in a later
+one. "thrown away" are tokens that were generated and dropped by a retry or a trim.
+
+Example:
+
+    rollout-log steps runs/today
+    rollout-log steps runs/today --json | jq 'select(.aborted > 0)'
+"""
+
+from __future__ import annotations
+
+from rollout_log.cli._arguments import Json, LogPath
+from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._times import clock, duration
+from rollout_log.log import LogReader
+from rollout_log.steps import StepView, by_step
+
+COLUMNS = {
+    "step": "right",
+    "samples": "right",
+    "completed": "right",
+    "truncated": "right",
+    "aborted": "right",
+    "failed": "right",
+    "pending": "right",
+    "resumed from": "left",
+    "went on": "right",
+    "requests": "right",
+    "retries": "left",
+    "tokens": "right",
+    "thrown away": "right",
+    "weights": "left",
+    "began": "left",
+    "took": "right",
+    "problems": "left",
+}
+
+
+def run(log: LogPath, json: Json = False) -> None:
+    with LogReader.open(log) as reader:
+        steps = by_step(entry.summary for entry in reader.samples())
+    if json:
+        print_json(*steps)
+        return
+    runs = len({step.run for step in steps}) > 1
+    header = [*(["run"] if runs else []), *COLUMNS]
+    rows = [[*([step.run] if runs else []), *_row(step)] for step in steps]
+    # What no step has anything of is left out.
+    shown = [i for i, name in enumerate(header) if name in {"run", "step"} or any(row[i] for row in rows)]
+    print_table(
+        [header[i] for i in shown],
+        [[row[i] for i in shown] for row in rows],
+        right=[name for name, side in COLUMNS.items() if side == "right"],
+    )
+
+
+def _row(step: StepView) -> list[str]:
+    name = "none" if step.step is None else str(step.step)
+    share = f" ({step.discarded_share:.1%})" if step.discarded and step.discarded_share is not None else ""
+    took = (step.updated_unix_ns - step.began_unix_ns) / 1e9 if step.began_unix_ns else None
+    return [
+        f"{name} eval" if step.evaluation else name,
+        *map(_count, (step.samples, step.completed, step.truncated, step.aborted, step.failed, step.pending)),
+        ", ".join(f"{earlier}: {count}" for earlier, count in step.resumed_from.items()),
+        _count(step.went_on),
+        _count(step.requests),
+        counts(step.retries),
+        _count(step.tokens),
+        _count(step.discarded) + share,
+        versions(step.weight_versions),
+        clock(step.began_unix_ns),
+        duration(took),
+        counts(step.problems),
+    ]
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else ""
+
+
+def counts(found: dict[str, int]) -> str:
+    """Show `reset 3, http_error 1`."""
+    return ", ".join(f"{name} {count:,}" for name, count in found.items())
+
+
+def versions(found: list[str]) -> str:
+    """Show weight versions; a long unbroken row of numbers as its ends."""
+    if len(found) > 2 and all(version.isdecimal() for version in found):
+        first, last = int(found[0]), int(found[-1])
+        if last - first == len(found) - 1:
+            return f"{first}–{last}"
+    return ", ".join(found)

@@ -1,0 +1,148 @@
+"""Check a log: its bytes, and the problems of every sample.
+
+Lengths, checksums, sequences and indexes are checked first, then each sample is folded; both in a process
+of their own, since a damaged file can kill its reader. Exit status: 0 for a log without faults, 1 where
+samples have problems of severity error, 2 where bytes are damaged.
+
+Example:
+
+    rollout-log verify runs/today
+    rollout-log verify runs/today --json | jq '.problems[] | select(.severity == "error")'
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import typer
+
+from rollout_log.cli._arguments import Json, LogPath
+from rollout_log.cli._folding import Folded, fold_all
+from rollout_log.cli._output import console, print_json, print_table, safe
+from rollout_log.log.verify import verify
+from rollout_log.problems import PROBLEMS, Severity
+
+
+class Damage(msgspec.Struct):
+    """Bytes that are not what was written."""
+
+    path: str
+    what: str
+    detail: str
+
+
+class SampleProblem(msgspec.Struct):
+    """One problem of one sample."""
+
+    name: str
+    """What finds the sample: `KEY`, or `KEY@n`."""
+    code: str
+    severity: Severity
+    request: int | None
+    position: int | None
+    """Of the first token concerned, in the response."""
+    message: str
+
+
+class Verdict(msgspec.Struct):
+    """What a check of a whole log found."""
+
+    verdict: Literal["clean", "problems", "damaged"]
+    samples: int
+    blocks: int
+    events: int
+    folded: int
+    """Samples whose problems could be looked at."""
+    errors: int
+    """Samples with problems of severity error."""
+    problems: list[SampleProblem]
+    damage: list[Damage]
+
+
+_DAMAGED_S = 120
+"""How long the samples of a damaged log are looked at."""
+_EXIT = {"clean": 0, "problems": 1, "damaged": 2}
+
+
+def run(log: LogPath, json: Json = False) -> None:
+    verdict = check(log)
+    if json:
+        print_json(verdict)
+    else:
+        _print(verdict)
+    raise typer.Exit(_EXIT[verdict.verdict])
+
+
+def check(log: Path) -> Verdict:
+    """Check the bytes of a log, then its samples. Raises `LogNotFound`, `NotALog`, `LogTooNew`."""
+    report = verify(log)
+    damage = [Damage(str(found.path), found.what, found.detail) for found in report.damage]
+    problems: list[SampleProblem] = []
+    folded = 0
+    for found in fold_all(log, report.samples, _DAMAGED_S if damage else None):
+        if isinstance(found, Folded):
+            folded += 1
+            problems += [
+                SampleProblem(found.name, **msgspec.structs.asdict(problem)) for problem in found.problems
+            ]
+        elif not any(known.path == found.path for known in damage):
+            damage.append(Damage(found.path, found.what, found.detail))
+    errors = len({problem.name for problem in problems if problem.severity == "error"})
+    return Verdict(
+        verdict="damaged" if damage else "problems" if errors else "clean",
+        samples=report.samples,
+        blocks=report.blocks,
+        events=report.events,
+        folded=folded,
+        errors=errors,
+        problems=problems,
+        damage=damage,
+    )
+
+
+def _print(verdict: Verdict) -> None:
+    out = console()
+    out.print(f"{verdict.samples:,} samples, {verdict.blocks:,} blocks, {verdict.events:,} events")
+    if verdict.problems:
+        print()
+        _print_problems(verdict.problems)
+    if verdict.damage:
+        print()
+        print_table(["damaged", "what", "detail"], ([d.path, d.what, d.detail] for d in verdict.damage))
+    print()
+    out.print(safe(_conclusion(verdict)), style="bold")
+
+
+def _print_problems(problems: list[SampleProblem]) -> None:
+    samples: dict[str, dict[str, None]] = {}
+    counts: Counter[str] = Counter(problem.code for problem in problems)
+    for problem in problems:
+        samples.setdefault(problem.code, {})[problem.name] = None
+    severities = ("error", "warning", "info")
+    order = sorted(samples, key=lambda code: (severities.index(PROBLEMS[code].severity), code))
+    print_table(
+        ["problem", "severity", "samples", "times", "for example", "meaning for training"],
+        (
+            [
+                code,
+                PROBLEMS[code].severity,
+                f"{len(samples[code]):,}",
+                f"{counts[code]:,}",
+                next(iter(samples[code])),
+                PROBLEMS[code].meaning,
+            ]
+            for code in order
+        ),
+        right=["samples", "times"],
+    )
+
+
+def _conclusion(verdict: Verdict) -> str:
+    if verdict.verdict == "damaged":
+        return f"damaged: {verdict.folded:,} of {verdict.samples:,} samples can be read"
+    if verdict.verdict == "problems":
+        return f"the bytes are sound; {verdict.errors:,} samples have errors (`ls --problem error`)"
+    return "clean: the bytes are sound, and no sample has an error"

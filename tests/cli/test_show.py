@@ -1,0 +1,249 @@
+"""`show`: one sample, for programs and for people."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+import captures
+from recorded import Writer, frame
+from rollout_log.cli import _tokenizer
+from rollout_log.cli._tokenizer import load_tokenizer, pieces
+from rollout_log.view import SampleView
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """A tokenizer whose token ids are byte values."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    path = tmp_path_factory.mktemp("tokenizer")
+    alphabet = _bytes_to_unicode()
+    made = Tokenizer(models.BPE(vocab={char: byte for byte, char in alphabet.items()}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.save(str(path / "tokenizer.json"))
+    return path
+
+
+def _bytes_to_unicode():
+    """How byte-level tokenizers write bytes as characters."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def test_json_is_the_view(run_log, call):
+    result = call("show", run_log, "math-2", "--json")
+    assert result.out.isascii()
+    assert len(result.lines) == 1
+    sample = msgspec.convert(result.json, SampleView)
+    assert (sample.key, sample.run, sample.status, sample.step) == ("math-2", "today", "completed", 2)
+    assert sample.prompt_token_ids == [1, 2, 3]
+    assert sample.token_ids == [21, 22, 23, 24]
+    assert sample.logprobs == [-0.5] * 4
+    assert [(span.version, span.start, span.end) for span in sample.weight_versions] == [
+        ("7", 0, 2),
+        ("8", 2, 4),
+    ]
+    assert [(request.cause, request.base, request.ended) for request in sample.requests] == [
+        ("first", 0, "aborted"),
+        ("resume", 2, "finished"),
+    ]
+    assert sample.text is None
+
+
+def test_json_has_null_for_a_missing_logprob(run_log, call):
+    assert call("show", run_log, "chat-2", "--json").json["logprobs"] == [None]
+
+
+def test_a_recorded_stream_of_an_engine(tmp_path, call):
+    capture = captures.load("f1-abort-inference-v1")
+    with Writer(tmp_path / "log") as writer:
+        exchange = writer.samples.request(
+            "k", path=capture.request["path"], body=json.dumps(capture.request["body"]).encode()
+        )
+        exchange.respond(capture.status, capture.headers)
+        exchange.feed(capture.body)
+        exchange.end("eof")
+        writer.log.flush_sync()
+    shown = call("show", tmp_path / "log", "k", "--json").json
+    assert (shown["status"], shown["finish_reason"], len(shown["token_ids"])) == ("aborted", "abort", 20)
+    text = call("show", tmp_path / "log", "k").out
+    assert "✂ cut at token 20: request 0 ended aborted" in text
+
+
+def test_people_see_requests_spans_and_cuts_without_colour(run_log, call):
+    lines = call("show", run_log, "math-2").lines
+    text = "\n".join(lines)
+    assert lines[0].split() == ["sample", "math-2"]
+    assert "\x1b" not in text
+    first = lines.index("tokens 0 to 2: request 0, weights 7")
+    assert lines[first : first + 5] == [
+        "tokens 0 to 2: request 0, weights 7",
+        "│ 21 22",
+        "✂ cut at token 2: request 0 ended aborted",
+        "tokens 2 to 4: request 1, weights 8",
+        "│ 23 24",
+    ]
+    assert "finished: stop" in lines
+    assert "│ 1 2 3" in lines
+
+
+def test_a_retry_and_its_reason(run_log, call):
+    lines = call("show", run_log, "math-3").lines
+    rows = [line.split() for line in lines]
+    assert any(row[:7] == ["0", "first", "0", "1", "200", "reset", "1"] for row in rows)
+    assert any(row[:7] == ["1", "retry", "0", "1", "200", "finished", "2"] for row in rows)
+    assert "peer went away" in "\n".join(lines)
+    assert any(row == ["thrown", "away", "1", "tokens"] for row in rows)
+
+
+def test_a_failed_sample_says_what_the_engine_said(run_log, call):
+    assert (
+        "✂ cut at token 0: request 0 ended http_error (overloaded)" in call("show", run_log, "chat-1").lines
+    )
+
+
+def test_an_open_sample_is_shown_as_far_as_it_is(run_log, call):
+    lines = call("show", run_log, "chat-2").lines
+    assert "│ 41" in lines
+    assert "open: token 1 is the last so far" in lines
+
+
+def test_problems_say_what_they_mean(run_log, call):
+    lines = call("show", run_log, "chat-2").lines
+    row = next(line for line in lines if line.startswith("null_logprob"))
+    assert "warning" in row
+    assert "request 0, token 0" in row
+    assert "importance ratios are undefined" in row
+
+
+def test_text_of_a_tokenizer(tmp_path, tokenizer, call):
+    euro = list("€".encode())
+    with Writer(tmp_path / "log") as writer:
+        opened = {"metadata": {"tokenizer": str(tokenizer)}}
+        frames = [frame(72, 105), frame(euro[0]), frame(*euro[1:]), frame(10, 33, finish="stop")]
+        writer.request("k", frames, prompt=list(b"Say hi"), opened=opened)
+        writer.log.flush_sync()
+    assert call("show", tmp_path / "log", "k", "--json").json["text"] == "Hi€\n!"
+    lines = call("show", tmp_path / "log", "k").lines
+    assert "│ Say hi" in lines
+    at = lines.index("│ Hi€")
+    assert lines[at + 1] == "│ !"
+    given = call("show", tmp_path / "log", "k", "--tokenizer", tokenizer / "tokenizer.json", "--json")
+    assert given.json["text"] == "Hi€\n!"
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        writer.request("k", [frame(5, finish="stop")], opened={"metadata": {"tokenizer": "/no/\x1b[2Jsuch"}})
+        writer.log.flush_sync()
+    result = call("show", tmp_path / "log", "k")
+    assert result.code == 0, "the log is read all the same"
+    assert "│ 5" in result.lines
+    assert len(result.err.splitlines()) == 1
+    assert result.err.startswith("rollout-log: token ids instead of text: no tokenizer can be made of")
+    assert "\x1b" not in result.err
+    asked = call("show", tmp_path / "log", "k", "--tokenizer", tmp_path / "log" / "rollout-log.json")
+    assert asked.code == 2, "what was asked for must be there"
+    assert len(asked.err.splitlines()) == 1
+
+
+def test_a_tokenizer_named_by_a_log_is_not_downloaded(monkeypatch):
+    asked = {}
+
+    class AutoTokenizer:
+        @staticmethod
+        def from_pretrained(name, **options):
+            asked.update(options, name=name)
+            raise OSError("not here")
+
+    import transformers
+
+    monkeypatch.setattr(transformers, "AutoTokenizer", AutoTokenizer)
+    with pytest.raises(_tokenizer.TokenizerNotFound):
+        load_tokenizer("someone/model")
+    assert asked == {"name": "someone/model", "local_files_only": True}
+
+
+def test_pieces_join_to_the_whole(tokenizer):
+    decode = load_tokenizer(str(tokenizer))
+    ids = list("naïve 日本 👩 end".encode())
+    assert pieces(decode, ids)[:4] == ["n", "a", "", "ï"]
+    assert "".join(pieces(decode, ids)) == decode(ids) == "naïve 日本 👩 end"
+    broken = [0xE2, 0x82, *b"ab", 0xFF, *[0x80] * 20, 10**12, -1, 65]
+    assert "".join(pieces(decode, broken)) == decode(broken)
+    assert pieces(decode, []) == []
+
+
+def test_several_choices(tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        frames = [
+            frame(1, 2, choice=0),
+            frame(7, choice=1, finish="stop"),
+            frame(3, choice=0, finish="length"),
+        ]
+        writer.request("k", frames, params={"n": 2})
+        writer.log.flush_sync()
+    log = tmp_path / "log"
+    whole = call("show", log, "k", "--json").json
+    assert (whole["choices"], whole["token_ids"], len(whole["requests"])) == (2, [], 1)
+    second = call("show", log, "k#1", "--json").json
+    assert (second["key"], second["token_ids"], second["status"]) == ("k#1", [7], "completed")
+    lines = call("show", log, "k").lines
+    assert [line.split() for line in lines if line.startswith("k#")] == [
+        ["k#0", "truncated", "3", "length"],
+        ["k#1", "completed", "1", "stop"],
+    ]
+    assert "│ 1 2 3" in call("show", log, "k#0").lines
+    missing = call("show", log, "k#2")
+    assert missing.code == 2
+    assert missing.err == "rollout-log: sample 'k' has no choice 2; there are k#0, k#1\n"
+
+
+def test_a_child_has_a_name_of_its_own(tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        first = writer.request("k", [frame(1)], how=None)
+        writer.request("k", [frame(9, finish="stop")])
+        first.end("cancelled")
+        writer.log.flush_sync()
+    child = call("show", tmp_path / "log", "k~2", "--json").json
+    assert (child["key"], child["parent"], child["token_ids"]) == ("k~2", "k", [9])
+    lines = call("show", tmp_path / "log", "k~2").lines
+    assert ["parent", "k"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_key_that_is_not_there_names_the_nearest(options, run_log, call):
+    result = call("show", run_log, "math-9", *options)
+    assert result.code == 2
+    assert result.out == ""
+    assert len(result.err.splitlines()) == 1
+    assert "'math-1'" in result.err
+
+
+def test_colours_on_a_terminal_follow_the_probability(monkeypatch, tmp_path, call):
+    import sys
+
+    with Writer(tmp_path / "log") as writer:
+        frames = [
+            frame(1, logprob=-0.01),
+            frame(2, logprob=-0.5),
+            frame(3, logprob=-9999.0),
+            frame(4, logprob=None, finish="stop"),
+        ]
+        writer.request("k", frames)
+        writer.log.flush_sync()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    out = call("show", tmp_path / "log", "k").out
+    assert "\x1b[32m2 \x1b[0m" in out
+    assert "\x1b[1;31m3 \x1b[0m" in out
+    assert "\x1b[4;35m4" in out
+    assert "no log-prob" in out, "the legend"

@@ -1,0 +1,105 @@
+"""`verify`: exit 0 clean, 1 errors of samples, 2 damage; never a traceback."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from recorded import Writer, frame
+from rollout_log.cli._folding import Folded, Unreadable, fold_all
+from rollout_log.cli.verify import Verdict
+
+
+@pytest.fixture
+def wrong_log(tmp_path):
+    """One sample whose engine counts other tokens than it sent, beside a sound one."""
+    with Writer(tmp_path / "wrong") as writer:
+        usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\n'
+        writer.request("lost", [frame(1, 2, finish="stop"), usage])
+        writer.request("sound", [frame(1, finish="stop")])
+        writer.log.flush_sync()
+    return tmp_path / "wrong"
+
+
+def segments(log):
+    return sorted(log.glob("*/segment-*.rlog"))
+
+
+def test_a_clean_log(run_log, call):
+    result = call("verify", run_log)
+    assert result.code == 0
+    assert result.lines[0].startswith("6 samples, ")
+    assert result.lines[-1].startswith("clean")
+    verdict = msgspec.convert(call("verify", run_log, "--json").json, Verdict)
+    assert (verdict.verdict, verdict.samples, verdict.folded, verdict.errors) == ("clean", 6, 6, 0)
+    assert {(problem.name, problem.code) for problem in verdict.problems} == {("chat-2", "null_logprob")}
+    assert verdict.damage == []
+
+
+def test_errors_of_samples(wrong_log, call):
+    result = call("verify", wrong_log)
+    assert result.code == 1
+    row = next(line for line in result.lines if line.startswith("usage_mismatch"))
+    assert row.split()[1:5] == ["error", "1", "1", "lost"]
+    json = call("verify", wrong_log, "--json")
+    assert json.code == 1
+    assert json.json["verdict"] == "problems"
+    assert [(p["name"], p["code"]) for p in json.json["problems"]] == [("lost", "usage_mismatch")]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5000, 12_289])
+def test_a_file_that_was_cut(cut, wrong_log, call):
+    (segment,) = segments(wrong_log)
+    with segment.open("r+b") as file:
+        file.truncate(cut)
+    result = call("verify", wrong_log)
+    if cut == 0:  # what a writer leaves that died before its first commit
+        assert result.code == 0
+    else:
+        assert result.code == 2
+        assert result.lines[-1].startswith("damaged")
+        assert str(segment) in result.out
+    assert "Traceback" not in result.out + result.err
+
+
+def test_every_page_overwritten_in_turn(wrong_log, call):
+    (segment,) = segments(wrong_log)
+    whole = segment.read_bytes()
+    found = set()
+    for page in range(0, len(whole), 4096):
+        segment.write_bytes(whole[:page] + b"\xa5" * 4096 + whole[page + 4096 :])
+        result = call("verify", wrong_log, "--json")
+        assert "Traceback" not in result.err
+        assert result.json["verdict"] == {0: "clean", 1: "problems", 2: "damaged"}[result.code]
+        found.add(result.code)
+    assert 2 in found
+
+
+def test_a_child_that_is_killed_is_damage(run_log, monkeypatch):
+    child = "import os, signal; os.kill(os.getpid(), signal.SIGBUS)"
+    monkeypatch.setattr("rollout_log.cli._folding._CHILD", child)
+    (found,) = fold_all(run_log, 6)
+    assert isinstance(found, Unreadable)
+    assert found.detail == "the process that read them was killed by SIGBUS before the first sample"
+
+
+def test_a_child_that_hangs_is_ended(run_log, monkeypatch):
+    child = "import time; print('[\"a\", [], null]', flush=True); time.sleep(60)"
+    monkeypatch.setattr("rollout_log.cli._folding._CHILD", child)
+    first, second = fold_all(run_log, 6, seconds=0.5)
+    assert first == Folded("a", [])
+    assert second.detail == "the process that read them was killed by SIGKILL after sample 'a'"
+
+
+def test_modules_in_the_working_directory_are_not_run(run_log, tmp_path, monkeypatch, call):
+    (tmp_path / "json.py").write_text("raise SystemExit('this is not the json you want')")
+    monkeypatch.chdir(tmp_path)
+    assert call("verify", run_log).code == 0
+
+
+def test_a_directory_of_runs_is_checked_as_one(tmp_path, call):
+    for run in ("a", "b"):
+        with Writer(tmp_path / run) as writer:
+            writer.request(run, [frame(1, finish="stop")])
+            writer.log.flush_sync()
+    assert call("verify", tmp_path, "--json").json["folded"] == 2
