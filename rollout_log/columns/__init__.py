@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import zstandard
 
-from rollout_log.columns.coding import LEVEL, ColumnReader, ColumnWriter, decode_ints, encode_ints, inflate
 from rollout_log.columns.container import read_groups, write_group, write_groups
 from rollout_log.columns.layout import Group, Ints
-from rollout_log.columns.reading import Columns, Numbers
+from rollout_log.columns.paths import Columns, Numbers
+from rollout_log.columns.planes import LEVEL, decode_ints, encode_ints, inflate
+from rollout_log.columns.reader import ColumnReader
 from rollout_log.columns.rendering import Branch
-from rollout_log.columns.shapes import Tree, grow
+from rollout_log.columns.tree import Tree, grow
+from rollout_log.columns.writer import ColumnWriter
 from rollout_log.errors import LogDamaged
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ def _pack_group(frames: Sequence[bytes], level: int) -> bytes:
     """Take the frames apart; should they not come back exactly, keep each as one text."""
     for tree in (grow(frames), _whole(frames)):
         writer = ColumnWriter(level)
+        for texts in sorted(tree.columns(), key=_is_string):  # strings often follow from numbers
+            writer.add_texts(texts)
         root = tree.write(writer)
         size = sum(map(len, frames)) + len(frames)
         group = Group(len(frames), size, writer.columns, list(map(len, writer.streams)), root)
@@ -111,6 +115,10 @@ def _pack_group(frames: Sequence[bytes], level: int) -> bytes:
         if packed is not None and _render(group, writer.streams) == list(frames):
             return packed
     raise AssertionError("frames kept whole did not come back")
+
+
+def _is_string(texts: Sequence[bytes]) -> bool:
+    return texts[0][:1] == b'"'
 
 
 def _whole(frames: Sequence[bytes]) -> Tree:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 import zstandard
 
-from rollout_log.columns.coding import LEVEL, inflate
 from rollout_log.columns.layout import Group
+from rollout_log.columns.planes import LEVEL, inflate
 from rollout_log.errors import LogDamaged, LogTooNew
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _read_group(data: bytes, at: int, limit: int, where: str) -> tuple[Group, li
     if any(length < 0 for length in group.streams) or header_length + sum(group.streams) != body_length:
         raise LogDamaged(f"{where}: its streams are not as long as its header says")
     ends = list(accumulate(group.streams, initial=header_length))
-    streams = [bytes(body[begin:end]) for begin, end in zip(ends, ends[1:])]
+    streams = [bytes(body[begin:end]) for begin, end in pairwise(ends)]
     return group, streams, start + body_length
 
 

@@ -78,7 +78,7 @@ class Texts(_Array, frozen=True, tag=3):
 
 
 class Mapped(_Array, frozen=True, tag=4):
-    """Texts that follow from another column: its distinct values, in order of appearance, stand for `texts`."""
+    """Texts that follow from another column: its distinct values, in order, stand for `texts`."""
 
     column: int
     texts: Strings

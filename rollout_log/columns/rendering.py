@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator, Sequence
 
-    from rollout_log.columns.coding import ColumnReader, Numbers
+    from rollout_log.columns.reader import ColumnReader
 
 __all__ = ["Branch"]
 
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
             return [self.form % ()] * n
         if self.form == b"%b":
             return list(self.columns[0])
-        return list(map(self.form.__mod__, zip(*self.columns)))
+        return list(map(self.form.__mod__, zip(*self.columns, strict=True)))
 
     def cut(self, start: int, end: int) -> _Part:
         return _Part(self.form, tuple(column[start:end] for column in self.columns))
@@ -103,7 +103,8 @@ class Branch:
             for child in run.form.children:
                 several[child] += run.items if run.form.kind in {LIST, MAP} else run.times
         return [
-            Branch(node, n, self._columns, self._depth + 1) for node, n in zip(self.node.children, several)
+            Branch(node, n, self._columns, self._depth + 1)
+            for node, n in zip(self.node.children, several, strict=True)
         ]
 
     # -- texts
@@ -113,13 +114,15 @@ class Branch:
         return self._render().texts(self.n)
 
     def _render(self) -> _Part:
-        children = [_Source(child._render()) for child in self.children]  # noqa: SLF001 - of the same class
+        children = [_Source(child._render()) for child in self.children]
         scalars = _Source(self._texts(self.node.scalars, self._scalars))
-        keys = _Source(self._texts(self.node.keys, sum(run.items for run in self._runs if run.form.kind == MAP)))
+        keys = _Source(
+            self._texts(self.node.keys, sum(run.items for run in self._runs if run.form.kind == MAP))
+        )
         parts = [self._render_run(run, children, scalars, keys) for run in self._runs]
         if len(parts) == 1:
             return parts[0]
-        pieces = [part.texts(run.times) for part, run in zip(parts, self._runs)]
+        pieces = [part.texts(run.times) for part, run in zip(parts, self._runs, strict=True)]
         return _Part(b"%b", (list(chain.from_iterable(pieces)),))
 
     def _render_run(self, run: _Run, children: Sequence[_Source], scalars: _Source, keys: _Source) -> _Part:
@@ -130,7 +133,7 @@ class Branch:
             self._columns.pay(0, run.times * sum(map(len, form.literals)))
             parts = [children[child].take(run.times) for child in form.children]
             pieces = chain.from_iterable(
-                (_escape(literal), part.form) for literal, part in zip(form.literals, parts)
+                (_escape(literal), part.form) for literal, part in zip(form.literals, parts, strict=False)
             )
             columns = tuple(chain.from_iterable(part.columns for part in parts))
             return _Part(b"".join(pieces) + _escape(form.literals[-1]), columns)
@@ -172,7 +175,7 @@ class Branch:
     def _scalars(self) -> int:
         return sum(run.times for run in self._runs if run.form.kind == SCALAR)
 
-    def numbers(self) -> tuple[Numbers, dict[int, bytes]] | None:
+    def numbers(self) -> tuple[array[int] | array[float], dict[int, bytes]] | None:
         """Return the scalars as numbers, and the texts of those that are none; None if most are none."""
         return self._columns.numbers(self.node.scalars, self._scalars) if self._scalars else None
 
@@ -226,7 +229,9 @@ _LITERALS = {SCALAR: 0, LIST: 3, MAP: 4}
 def _check(node: Node) -> None:
     for form in node.forms:
         if form.kind == RECORD:
-            fits = len(form.literals) == len(form.children) + 1 and len(set(form.children)) == len(form.children)
+            fits = len(form.literals) == len(form.children) + 1 and len(set(form.children)) == len(
+                form.children
+            )
         else:
             fits = len(form.literals) == _LITERALS.get(form.kind)
             fits = fits and len(form.children) == (0 if form.kind == SCALAR else 1)

@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
-from rollout_log.columns.coding import ColumnReader
+from rollout_log.columns.reader import ColumnReader
 from rollout_log.columns.rendering import Branch, gather, label
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class Columns:
                 counts += [0] * top.n
                 continue
             total: Sequence[int] | None = None
-            for branch, (_, place) in reversed(list(zip([top, *(child for child, _ in below)], below))):
+            for branch, (_, place) in reversed(
+                list(zip([top, *(child for child, _ in below)], below, strict=False))
+            ):
                 total = gather(branch.counts(place), total)
             counts += [1] * top.n if total is None else total
         return counts
@@ -112,7 +114,7 @@ def _paths(node: Node, above: str) -> Iterator[str]:
 
 def _with_nan(values: array[int] | array[float], others: dict[int, bytes]) -> Numbers:
     if others and values.typecode in "fd":
-        values = values[:]
+        values = array(values.typecode, values)
         for place in others:
             values[place] = nan
     return Numbers(values, others)
@@ -126,5 +128,10 @@ def _chain(parts: Sequence[Numbers]) -> Numbers:
     values: array[int] | array[float] = array(code, chain.from_iterable(part.values for part in parts))
     starts = accumulate((len(part.values) for part in parts), initial=0)
     return Numbers(
-        values, {start + place: text for start, part in zip(starts, parts) for place, text in part.others.items()}
+        values,
+        {
+            start + place: text
+            for start, part in zip(starts, parts, strict=False)
+            for place, text in part.others.items()
+        },
     )

@@ -1,0 +1,109 @@
+"""Numbers as planes of bytes: all lowest bytes, all next bytes, …, which zstd squeezes best."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from itertools import accumulate
+from operator import sub
+from typing import TYPE_CHECKING
+
+import zstandard
+
+from rollout_log.columns.layout import Ints, Plane
+from rollout_log.errors import LogDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["LEVEL", "decode_ints", "encode_ints", "inflate", "join", "little", "split"]
+
+LEVEL = 19
+"""Of zstd: packing is done once, in the background."""
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+def inflate(packed: bytes, size: int) -> bytes:
+    """Decompress one zstd frame of exactly `size` bytes; nothing is allocated before that is known."""
+    try:
+        if zstandard.frame_content_size(packed) != size:
+            raise LogDamaged(f"packed columns: a stream does not have the {size} bytes it should have")
+        return zstandard.ZstdDecompressor().decompress(packed)
+    except zstandard.ZstdError as error:
+        raise LogDamaged(f"packed columns: a stream does not decompress: {error}") from None
+
+
+def little(numbers: array[int] | array[float]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def split(data: bytes, width: int, size: int) -> list[bytes]:
+    return [data[place::size] for place in range(width)]
+
+
+def join(planes: Sequence[bytes], typecode: str, n: int) -> array[int] | array[float]:
+    numbers: array[int] | array[float] = array(typecode)
+    size = numbers.itemsize
+    data = bytearray(n * size)
+    for place, plane in enumerate(planes):
+        data[place::size] = plane
+    numbers.frombytes(bytes(data))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _width(number: int) -> int:
+    return (number.bit_length() + 7) // 8
+
+
+def _size(width: int) -> int:
+    return next(size for size in _UNSIGNED if size >= width)
+
+
+def encode_ints(values: Sequence[int], keep: Callable[[bytes], Plane]) -> Ints:
+    """Describe integers of 64 bits, handing each plane to `keep`."""
+    if not values:
+        return Ints(0, [])
+    low, high = min(values), max(values)
+    base = 0 if low >= 0 and _width(high) == _width(high - low) and low != high else low
+    start, deltas, numbers = 0, False, values
+    if high - low > 0:
+        steps = list(map(sub, values[1:], values))
+        least, most = min(steps), max(steps)
+        if _width(most - least) < _width(high - base):
+            start, deltas, numbers, low, high = values[0], True, steps, least, most
+            base = 0 if least >= 0 and _width(most) == _width(most - least) and least != most else least
+    width = _width(high - base)
+    if width == 0:
+        return Ints(base, [], deltas, start)
+    size = _size(width)
+    unsigned = array(_UNSIGNED[size], [number - base for number in numbers] if base else numbers)
+    return Ints(base, [keep(plane) for plane in split(little(unsigned), width, size)], deltas, start)
+
+
+def decode_ints(column: Ints, n: int, find: Callable[[Plane, int], bytes]) -> array[int]:
+    """Return the `n` integers of a column; `find` gives a plane of a stated length."""
+    if n == 0:
+        return array("q")
+    width = len(column.planes)
+    if width > 8 or not -(1 << 63) <= column.base < 1 << 63 or not -(1 << 63) <= column.start < 1 << 63:
+        raise LogDamaged("packed columns: an integer column is wider than 64 bits")
+    m = n - 1 if column.deltas else n
+    if width == 0:
+        if not column.deltas:
+            return array("q", [column.base]) * n
+        numbers: Iterable[int] = (column.base,) * m
+    else:
+        unsigned = join([find(plane, m) for plane in column.planes], _UNSIGNED[_size(width)], m)
+        base = column.base
+        if not column.deltas and base == 0:
+            return unsigned  # type: ignore[return-value]  # a typecode of _UNSIGNED holds integers
+        numbers = [base + int(number) for number in unsigned] if base else unsigned  # type: ignore[assignment]
+    try:
+        return array("q", accumulate(numbers, initial=column.start) if column.deltas else numbers)
+    except OverflowError:
+        raise LogDamaged("packed columns: an integer does not fit into 64 bits") from None
