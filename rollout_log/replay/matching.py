@@ -1,0 +1,346 @@
+"""Which recorded exchange answers a request: by the sample it names, else by what it means.
+
+    matcher = Matcher(recordings)
+    match = matcher.match(asked)         # or ReplayMiss, which says what comes nearest
+    ...
+    matcher.release(match, finished=True)
+
+Each recording is given out once. The first request for a prompt binds a sample that nobody has asked for;
+what goes on from tokens it was served stays with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from rollout_log.engines import RequestInfo, dialect_for
+from rollout_log.events import Opened, Requested
+from rollout_log.record.base import common_prefix
+from rollout_log.replay.asking import (
+    Asked,
+    body_difference,
+    endpoint_of,
+    meaning_of,
+    parameter_difference,
+)
+from rollout_log.replay.errors import ReplayMiss
+from rollout_log.replay.prompts import Prompts
+from rollout_log.replay.recording import RecordedExchange, Source, read_exchanges
+
+__all__ = ["Cut", "Match", "Matcher", "Recording", "Report", "list_recordings"]
+
+Cut = Literal["any", "exact"]
+"""Where a request may go on from: any token of the recording, or where a recorded one did."""
+
+
+class Recording:
+    """One recorded sample, and what of it was served. Read when it is first needed."""
+
+    def __init__(
+        self,
+        name: str,
+        opened: Opened,
+        first: Requested,
+        load: Callable[[], list[RecordedExchange]],
+    ) -> None:
+        dialect = dialect_for(first.path)
+        self.name = name
+        self.key = opened.key
+        self.parent = opened.parent
+        self.endpoint = endpoint_of(first.method, first.path)
+        self.path = first.path
+        self.served: set[int] = set()
+        """Numbers of the exchanges that were given out."""
+        self.bound = False
+        self.busy = False
+        self.finished = False
+        """The last response that was served had its finish."""
+        self._load = load
+        self._exchanges: list[RecordedExchange] | None = None
+        info = dialect.read_request(first.body) if dialect else RequestInfo()
+        elided = first.ids_at >= 0
+        self.prompt: tuple[int, ...] | None = (
+            tuple(opened.prompt_token_ids)
+            if elided and opened.prompt_token_ids
+            else tuple(info.token_ids)
+            if info.token_ids
+            else None
+        )
+        self.model = info.model
+        self.meaning = meaning_of(first.body) if self.prompt is None else ""
+
+    @property
+    def exchanges(self) -> list[RecordedExchange]:
+        if self._exchanges is None:
+            self._exchanges = self._load()
+        return self._exchanges
+
+    @property
+    def unserved(self) -> list[int]:
+        """Numbers of the exchanges that nobody asked for."""
+        return [each.number for each in self.exchanges if each.number not in self.served]
+
+    def forget(self) -> None:
+        """Let go of what was read; it is read again when needed."""
+        self._exchanges = None
+
+
+class Match(NamedTuple):
+    """What answers a request."""
+
+    recording: Recording
+    exchange: RecordedExchange
+    offset: int
+    """Tokens of the exchange that the client has already."""
+    again: bool
+    """The exchange was served before, so that its recorded end has happened."""
+
+
+class Report(NamedTuple):
+    """What became of the recordings."""
+
+    unused: list[str]
+    """Samples that nobody asked for."""
+    partly: list[tuple[str, list[int]]]
+    """Samples of which some requests were not asked for, and which."""
+    misses: list[str]
+
+
+@dataclass
+class _Search:
+    """One request's way through the recordings: what was found, and how near the others come."""
+
+    asked: Asked
+    busy: bool = False
+    depth: tuple[int, int] = (-1, -1)
+    nearest: str | None = None
+    difference: str = ""
+    used: list[str] = field(default_factory=list)
+
+    def note(self, depth: tuple[int, int], name: str, difference: str) -> None:
+        if depth > self.depth:
+            self.depth, self.nearest, self.difference = depth, name, difference
+
+
+def list_recordings(source: Source) -> Iterator[Recording]:
+    """Yield the samples of a source that have requests, reading no further than the first one."""
+    for entry in source.samples():
+        opened = None
+        for _, event in source.events(entry.ref):
+            if isinstance(event, Opened):
+                opened = event
+            elif isinstance(event, Requested):
+                load = _loader(source, entry.ref, entry.name)
+                yield Recording(entry.name, opened or Opened(key=entry.name), event, load)
+                break
+
+
+def _loader(source: Source, ref: object, name: str) -> Callable[[], list[RecordedExchange]]:
+    return lambda: read_exchanges(source, ref, name)
+
+
+class Matcher:
+    """Gives out recordings. Threads may share one."""
+
+    def __init__(self, recordings: Iterable[Recording], *, cut: Cut = "any") -> None:
+        self.recordings = list(recordings)
+        self.cut = cut
+        self.misses: list[str] = []
+        self._lock = threading.Lock()
+        self._by_key: dict[str, list[Recording]] = {}
+        self._by_prompt: dict[tuple[str, tuple[int, ...]], list[Recording]] = {}
+        self._by_meaning: dict[tuple[str, str], list[Recording]] = {}
+        for each in self.recordings:
+            for key in {each.key, each.name, each.parent or each.key}:
+                self._by_key.setdefault(key, []).append(each)
+            if each.prompt is not None:
+                self._by_prompt.setdefault((each.endpoint, each.prompt), []).append(each)
+            else:
+                self._by_meaning.setdefault((each.endpoint, each.meaning), []).append(each)
+        endpoints: dict[str, list[tuple[int, ...]]] = {}
+        for endpoint, prompt in self._by_prompt:
+            endpoints.setdefault(endpoint, []).append(prompt)
+        self._prompts = {endpoint: Prompts(prompts) for endpoint, prompts in endpoints.items()}
+
+    def match(self, asked: Asked) -> Match:
+        """Give out the exchange that answers a request. Raises `ReplayMiss`."""
+        with self._lock:
+            found, search = self._find(asked)
+            if found is not None:
+                recording = found.recording
+                recording.bound = recording.busy = True
+                recording.finished = False
+                recording.served.add(found.exchange.number)
+                return found
+        message = _describe(search, len(self.recordings))
+        raise ReplayMiss(message, nearest=search.nearest, busy=search.busy)
+
+    def miss(self, miss: ReplayMiss) -> None:
+        """Count a miss that nothing will mend."""
+        self.misses.append(str(miss))
+
+    def release(self, match: Match, *, finished: bool) -> None:
+        """The response is over; `finished` when the client was given its finish."""
+        with self._lock:
+            recording = match.recording
+            recording.busy = False
+            recording.finished = finished
+            if finished and not recording.unserved:
+                recording.forget()
+
+    def report(self) -> Report:
+        """Say which recordings were not asked for, and what was asked for and not recorded."""
+        bound = [each for each in self.recordings if each.bound]
+        partly = [(each.name, each.unserved) for each in bound]
+        return Report(
+            [each.name for each in self.recordings if not each.bound],
+            [(name, numbers) for name, numbers in partly if numbers],
+            list(self.misses),
+        )
+
+    def _find(self, asked: Asked) -> tuple[Match | None, _Search]:
+        search = _Search(asked)
+        ids = asked.info.token_ids
+        named = self._by_key.get(asked.key or asked.hint or "", [])
+        if asked.key is not None or named:
+            pool = [each for each in named if each.endpoint == asked.endpoint]
+            if not pool:
+                search.difference = f"it names the sample {asked.key!r}, which has no recording here"
+                return None, search
+            if ids is None:
+                pool = [each for each in pool if each.meaning == meaning_of(asked.body)] or pool
+        elif ids is None:
+            pool = self._by_meaning.get((asked.endpoint, meaning_of(asked.body)), [])
+        else:
+            prompts = self._prompts.get(asked.endpoint)
+            pool = [
+                each
+                for prompt in (prompts.prefixes_of(ids) if prompts else ())
+                for each in self._by_prompt[asked.endpoint, prompt]
+            ]
+        found = self._choose(search, pool, ids)
+        if found is None and not pool:
+            self._note_nearest(search, ids)
+        return found, search
+
+    def _choose(self, search: _Search, pool: list[Recording], ids: list[int] | None) -> Match | None:
+        """Choose: for a new prompt a recording nobody asked for, for one that goes on a bound one."""
+        free = [each for each in pool if not each.bound]
+        bound = [each for each in pool if each.bound]
+        new = ids is None or any(len(ids) == len(each.prompt or ()) for each in free)
+        for group in (free, bound) if new else (bound, free):
+            later: Match | None = None
+            for each in group:
+                match = self._fit(search, each, ids)
+                if match is None:
+                    continue
+                if each.busy:
+                    search.busy = True
+                elif match.offset == 0 and not match.again:
+                    return match
+                else:
+                    later = later or match
+            if later is not None:
+                return later
+        return None
+
+    def _fit(self, search: _Search, recording: Recording, ids: list[int] | None) -> Match | None:
+        """Return how a recording answers, None where it does not; then `search` has learned why."""
+        if ids is None:
+            return self._fit_text(search, recording)
+        for each in recording.exchanges:
+            if each.info.token_ids != ids:
+                continue
+            differs = parameter_difference(search.asked.info, each.info)
+            if differs is not None:
+                search.note((len(ids), 1), each.name, differs)
+            elif each.number not in recording.served:
+                return Match(recording, each, 0, again=False)
+            elif self.cut == "exact" or recording.finished:
+                search.used.append(recording.name)
+        if self.cut == "any" and not recording.finished:
+            for each in reversed(recording.exchanges):
+                offset = _offset(each, ids)
+                if offset is None or (not offset and each.number not in recording.served):
+                    continue
+                start = len(each.info.token_ids or ())
+                differs = parameter_difference(search.asked.info, each.info, at=start + offset, base=start)
+                if differs is None and (offset < len(each.generated) or not offset):
+                    return Match(recording, each, offset, again=each.number in recording.served)
+                search.note((len(ids), 0), each.name, differs or "the recording ends there")
+        for each in recording.exchanges:
+            _compare(search, each, ids)
+        return None
+
+    def _fit_text(self, search: _Search, recording: Recording) -> Match | None:
+        for each in recording.exchanges:
+            equal, differs = body_difference(search.asked.body, each.body)
+            if meaning_of(each.body) != meaning_of(search.asked.body):
+                search.note((equal, 0), each.name, differs)
+            elif each.number not in recording.served:
+                return Match(recording, each, 0, again=False)
+            elif self.cut == "any" and not recording.finished:
+                return Match(recording, each, 0, again=True)
+            else:
+                search.used.append(recording.name)
+        return None
+
+    def _note_nearest(self, search: _Search, ids: list[int] | None) -> None:
+        endpoint = search.asked.endpoint
+        if ids is None:
+            for (where, _), recordings in self._by_meaning.items():
+                if where == endpoint:
+                    equal, differs = body_difference(search.asked.body, recordings[0].exchanges[0].body)
+                    search.note((equal, 0), recordings[0].name, differs)
+            return
+        near = self._prompts[endpoint].nearest(ids) if endpoint in self._prompts else None
+        if near is not None:
+            prompt, shared = near
+            recording = self._by_prompt[endpoint, prompt][0]
+            search.note((shared, 0), recording.name, _differ_at(shared, ids, prompt))
+
+
+def _offset(exchange: RecordedExchange, ids: list[int]) -> int | None:
+    """Return how many of an exchange's tokens a request has; None when it does not come from it."""
+    start = exchange.info.token_ids
+    if start is None or exchange.info.n != 1 or len(ids) < len(start) or ids[: len(start)] != start:
+        return None
+    more = ids[len(start) :]
+    return len(more) if exchange.generated[: len(more)] == more else None
+
+
+def _compare(search: _Search, exchange: RecordedExchange, ids: list[int]) -> None:
+    line = [*(exchange.info.token_ids or ()), *exchange.generated]
+    shared = common_prefix(line, ids)
+    if shared < len(ids):
+        search.note((shared, 0), exchange.name, _differ_at(shared, ids, line))
+
+
+def _differ_at(place: int, ids: Sequence[int], recorded: Sequence[int]) -> str:
+    if place == len(ids):
+        return f"the request ends at token {place}, recorded is {recorded[place]} there"
+    if place == len(recorded):
+        return f"token {place} is {ids[place]}, where the recording ends"
+    return f"token {place} is {ids[place]}, recorded {recorded[place]}"
+
+
+def _describe(search: _Search, count: int) -> str:
+    asked = search.asked
+    ids = asked.info.token_ids
+    what = f"{asked.endpoint} with {len(ids)} token ids" if ids is not None else asked.endpoint
+    if asked.key is not None:
+        what += f" for sample {asked.key!r}"
+    if search.used:
+        names = ", ".join(map(repr, search.used[:3])) + (", …" if len(search.used) > 3 else "")
+        return (
+            f"no recording is left for {what}: {len(search.used)} were served ({names}). "
+            "Record more samples of this prompt, or ask for fewer"
+        )
+    if search.busy:
+        return f"the recording for {what} is being served to another request"
+    if search.nearest is not None:
+        return f"no recording of {what}; the nearest is {search.nearest}: {search.difference}"
+    return f"no recording of {what}; " + (search.difference or f"none of the {count} samples is like it")

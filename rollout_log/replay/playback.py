@@ -1,0 +1,186 @@
+"""Plays a script in time: the next piece, a wait, or the end. Knows no IO; the drivers at the end do.
+
+`abort`, `release` and the gate may be used from anywhere; whoever drives is woken and asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Literal, NamedTuple
+
+from rollout_log.replay.script import Script
+
+__all__ = ["AtCut", "Gate", "Over", "Playback", "Wait", "play", "play_sync"]
+
+AtCut = Literal["hold", "go", "end"]
+"""What a response does where the recorded one was cut by its client: wait for this one's client to do it;
+go on with what the next request got; end as it did."""
+
+_logger = logging.getLogger("rollout_log")
+
+
+class Wait(NamedTuple):
+    """Nothing to send for so long; None: until woken."""
+
+    seconds: float | None
+
+
+class Over(NamedTuple):
+    """The response is over, as the script says it ends."""
+
+    script: Script
+
+
+class Gate:
+    """Lets playbacks through while it is open."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+
+class Playback:
+    """One response on its way."""
+
+    def __init__(
+        self, script: Script, *, pace: float = 0.0, at_cut: AtCut = "hold", gate: Gate | None = None
+    ) -> None:
+        self.script = script
+        self.sent = 0
+        """Bytes of the body given out."""
+        self.pace = pace
+        self.at_cut = at_cut
+        self.held = False
+        """At a recorded cut, waiting for the client."""
+        self.aborted = False
+        self.moved = time.monotonic()
+        """When something was last given out."""
+        self._gate = gate or Gate()
+        self._started = self.moved
+        self._next = 0
+        self._late = 0.0
+        self._wakers: list[Callable[[], object]] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether the client has the response's finish."""
+        return self.script.finished_at(self.sent)
+
+    def step(self) -> bytes | Wait | Over:
+        """Return the next piece, how long to wait for it, or the end."""
+        script = self.script
+        if not self._gate.open:
+            return Wait(None)
+        if script.hold is not None and self.sent >= script.hold:
+            self.held = True
+            return Wait(None)
+        if self._next >= len(script.pieces):
+            return self._end(script)
+        piece = script.pieces[self._next]
+        wait = self._due(piece.time)
+        if wait > 0:
+            return Wait(wait)
+        data = piece.data
+        if script.hold is not None and self.sent + len(data) > script.hold:
+            data = data[: script.hold - self.sent]
+            script.pieces[self._next] = piece._replace(data=piece.data[len(data) :])
+            self._next -= 1
+        self._next += 1
+        self._late += script.slow
+        self.sent += len(data)
+        self.moved = time.monotonic()
+        return data
+
+    def head_wait(self) -> float:
+        """Return the seconds until the headers are due."""
+        return max(self._due(self.script.responded), 0.0)
+
+    def abort(self) -> None:
+        """End as an engine does that is told to abort."""
+        if self.aborted or self.finished:
+            return
+        self.aborted = True
+        self.held = False
+        if self.script.streamed:
+            rest = self.sent
+            self.script = self.script.aborted_at(rest)
+            self._seek(rest)
+        else:
+            self.script.hold = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the driver ask again."""
+        for waker in self._wakers:
+            waker()
+
+    def on_wake(self, waker: Callable[[], object]) -> None:
+        self._wakers.append(waker)
+
+    def _end(self, script: Script) -> Wait | Over:
+        if script.ending == "left" and self.at_cut == "hold" and not self.aborted:
+            self.held = True
+            return Wait(None)
+        wait = self._due(script.ended)
+        return Wait(wait) if wait > 0 else Over(script)
+
+    def _due(self, microseconds: int) -> float:
+        """Seconds until a moment of the script."""
+        return self._started + microseconds * self.pace / 1e6 + self._late - time.monotonic()
+
+    def _seek(self, sent: int) -> None:
+        """Go on in a new script after `sent` bytes."""
+        at = 0
+        for place, piece in enumerate(self.script.pieces):
+            if at + len(piece.data) > sent:
+                self.script.pieces[place] = piece._replace(data=piece.data[sent - at :])
+                self._next = place
+                return
+            at += len(piece.data)
+        self._next = len(self.script.pieces)
+
+
+async def play(playback: Playback) -> AsyncIterator[bytes]:
+    """Yield the pieces when they are due. Holds no task: a cancel inside a wait leaves nothing behind."""
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[None] | None = None
+
+    def wake() -> None:
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    playback.on_wake(lambda: loop.call_soon_threadsafe(wake))
+    while True:
+        step = playback.step()
+        if isinstance(step, bytes):
+            yield step
+            await asyncio.sleep(0)
+        elif isinstance(step, Over):
+            return
+        else:
+            waiting = loop.create_future()
+            timer = loop.call_later(step.seconds, wake) if step.seconds is not None else None
+            try:
+                await waiting
+            finally:
+                waiting = None
+                if timer is not None:
+                    timer.cancel()
+
+
+def play_sync(playback: Playback) -> Iterator[bytes]:
+    """Yield the pieces when they are due, blocking in between."""
+    woken = threading.Event()
+    playback.on_wake(woken.set)
+    while True:
+        woken.clear()
+        step = playback.step()
+        if isinstance(step, bytes):
+            yield step
+        elif isinstance(step, Over):
+            return
+        else:
+            woken.wait(step.seconds)
