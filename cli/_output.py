@@ -12,7 +12,7 @@ import math
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -25,6 +25,8 @@ _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
 # Folding takes a millisecond a row; what is longer than this is for `less -S`.
 _MOST_FOLDED = 1000
+# A column that is no wider is not folded.
+_NARROW = 14
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -76,7 +78,7 @@ def print_table(
 ) -> None:
     """Print rows under a header; the columns named in `right` are numbers and stand to the right.
 
-    Cells are made safe. On a terminal that is too narrow long ones are folded; elsewhere no line is.
+    Cells are made safe. On a terminal that is too narrow, long ones are folded; elsewhere no line is.
     """
     from rich.cells import cell_len
 
@@ -84,8 +86,7 @@ def print_table(
     cells = [["" if cell is None else safe(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)]
     out = console()
-    if out.is_terminal and sum(widths) + 2 * len(widths) > out.width and len(cells) <= _MOST_FOLDED:
-        _print_folded(out, header, cells, sides)
+    if out.is_terminal and _total(widths) > out.width and _print_folded(out, header, cells, sides):
         return
     for number, row in enumerate([header, *cells]):
         line = "  ".join(
@@ -98,16 +99,32 @@ def print_table(
             sys.stdout.write(line + "\n")
 
 
-def _print_folded(out: Console, header: Sequence[str], cells: list[list[str]], right: set[str]) -> None:
+def _print_folded(out: Console, header: Sequence[str], cells: list[list[str]], right: set[str]) -> bool:
+    """Print a table that is too wide, its long columns folded; False where that would not help."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in header:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    names = [name.replace(" ", "\n") for name in header]
+    widths = [
+        max(cell_len(line) for line in [*name.split("\n"), *(row[i] for row in cells)])
+        for i, name in enumerate(names)
+    ]
+    gap = 2 if _total([min(width, _NARROW) for width in widths]) <= out.width else 1
+    if _total([min(width, _NARROW) for width in widths], gap) > out.width or len(cells) > _MOST_FOLDED:
+        return False
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
+    for name, broken, width in zip(header, names, widths, strict=True):
+        side: Literal["left", "right"] = "right" if name in right else "left"
+        table.add_column(broken, justify=side, overflow="fold", no_wrap=width <= _NARROW)
     for row in cells:
         table.add_row(*map(Text, row))
     out.print(table)
+    return True
+
+
+def _total(widths: Sequence[int], gap: int = 2) -> int:
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def console(*, stderr: bool = False) -> Console:

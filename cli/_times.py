@@ -8,7 +8,7 @@ from datetime import datetime
 
 import typer
 
-__all__ = ["clock", "duration", "parse_time"]
+__all__ = ["brief_clock", "clock", "duration", "parse_time"]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -22,6 +22,12 @@ def clock(unix_ns: int) -> str:
         return datetime.fromtimestamp(unix_ns // 10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):  # a stamp that no calendar has
         return str(unix_ns)
+
+
+def brief_clock(unix_ns: int) -> str:
+    """As `clock`, for a column: without the year and the seconds."""
+    shown = clock(unix_ns)
+    return shown[5:16] if shown[4:5] == "-" else shown
 
 
 def duration(seconds: float | None) -> str:

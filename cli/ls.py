@@ -22,7 +22,7 @@ import typer
 from rollout_log.cli import steps as steps_verb
 from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._output import print_json, print_table
-from rollout_log.cli._times import clock, parse_time
+from rollout_log.cli._times import brief_clock, parse_time
 from rollout_log.listing import SampleLine, line
 from rollout_log.log import Entry, LogReader
 from rollout_log.log.summary import Summary
@@ -114,7 +114,7 @@ def _row(line: SampleLine) -> list[object]:
         line.requests,
         line.resumed_from,
         steps_verb.versions(line.versions),
-        clock(line.opened_unix_ns),
+        brief_clock(line.opened_unix_ns),
         steps_verb.counts(line.problems),
     ]
 

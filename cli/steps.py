@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._output import print_json, print_table
-from rollout_log.cli._times import clock, duration
+from rollout_log.cli._times import brief_clock, duration
 from rollout_log.log import LogReader
 from rollout_log.steps import StepView, by_step
 
@@ -70,7 +70,7 @@ def _row(step: StepView) -> list[str]:
         _count(step.tokens),
         _count(step.discarded) + share,
         versions(step.weight_versions),
-        clock(step.began_unix_ns),
+        brief_clock(step.began_unix_ns),
         duration(took),
         counts(step.problems),
     ]
