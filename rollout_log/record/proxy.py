@@ -77,7 +77,8 @@ class Proxy:
             raise ValueError(f"{upstream!r} is no upstream: give a URL like http://127.0.0.1:8000")
         self._upstream = str(url).rstrip("/")
         self._samples = samples
-        self._transport = httpx.AsyncHTTPTransport(trust_env=False, limits=_LIMITS)
+        https = url.scheme == "https"  # without it, no time goes into loading certificates
+        self._transport = httpx.AsyncHTTPTransport(verify=https, trust_env=False, limits=_LIMITS)
 
     async def aclose(self) -> None:
         """Close the connections to the engine."""

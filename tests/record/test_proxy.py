@@ -70,7 +70,10 @@ async def proxied(upstream: str):
     """A proxy, what it records, and a client of it."""
     samples = FakeSamples()
     proxy = Proxy(samples, upstream)
-    async with serve(proxy) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with (
+        serve(proxy) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30, verify=False) as client,
+    ):
         yield client, samples, server
     await proxy.aclose()
 
