@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -21,9 +21,11 @@ from rollout_log.log.summary import Summary
 if TYPE_CHECKING:
     import os
 
+    from typing_extensions import Self
+
     from rollout_log.fold import Rollout
 
-__all__ = ["Entry", "LogReader", "Ref"]
+__all__ = ["Entry", "LogReader", "Ref", "Tables"]
 
 _VIEW = re.compile(r"(?P<key>.+)#(?P<choice>\d+)", re.DOTALL)
 _LIFE = re.compile(r"(?P<key>.+)@(?P<incarnation>\d+)", re.DOTALL)
@@ -69,7 +71,20 @@ class _Row(msgspec.Struct, gc=False):
         return self.summary.opened_unix_ns, self.folder.name, self.ordinal
 
 
-@final
+class Tables(Protocol):
+    """What the reader asks of a segment."""
+
+    def summary(self, ordinal: int) -> Summary | None: ...
+
+    def summaries(self) -> Iterator[tuple[int, Summary]]: ...
+
+    def with_key(self, key: str) -> list[int]: ...
+
+    def in_step(self, step: int) -> list[int]: ...
+
+    def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]: ...
+
+
 class LogReader:
     """Reads a log beside its writers, in this process or others. Get it from `LogReader.open`.
 
@@ -94,7 +109,7 @@ class LogReader:
         while self._segments:
             self._segments.popitem()[1].close()
 
-    def __enter__(self) -> LogReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,8 +189,11 @@ class LogReader:
         state = None if older is None else Rollout.continue_from(self.rollout(older[0]), older[1])
         return fold(itertools.chain(head, events), state)
 
+    def continued(self, ref: Ref) -> tuple[Ref, int] | None:
+        """Return the older life and the length that a sample goes on from; None: it began afresh."""
+        return self._continued(ref, list(itertools.islice(self.events(ref), 1)))
+
     def _continued(self, ref: Ref, head: list[tuple[int, Event]]) -> tuple[Ref, int] | None:
-        """Return the older life and the length that a sample goes on from."""
         if not head or not isinstance(head[0][1], Opened) or head[0][1].continues is None:
             return None
         incarnation, length = head[0][1].continues
@@ -223,7 +241,7 @@ class LogReader:
     def _rows_of_step(self, step: int) -> list[_Row]:
         return self._rows_where(lambda segment: segment.in_step(step))
 
-    def _rows_where(self, ordinals_in: Callable[[Segment], Iterable[int]]) -> list[_Row]:
+    def _rows_where(self, ordinals_in: Callable[[Tables], Iterable[int]]) -> list[_Row]:
         rows: list[_Row] = []
         for folder in self._folders():
             segments = self._of(folder)
@@ -240,7 +258,7 @@ class LogReader:
         for log in self.logs:
             yield from writers_of(log)
 
-    def _of(self, folder: Path) -> list[Segment]:
+    def _of(self, folder: Path) -> Sequence[Tables]:
         """Open a writer's segments, oldest first, and forget those that are gone."""
         there = segments_of(folder)
         for path in [path for path in self._segments if path.parent == folder and path not in there]:
