@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -63,9 +64,11 @@ class Call(msgspec.Struct, kw_only=True):
     decode: Callable[[list[int]], str] | None = None
     """Tokens to text, where stop strings have to be judged."""
     should_stop: Callable[[], bool] | None = None
-    """Asked between reads and at least every second: the run aborts, so stop, and do not retry."""
+    """Whether the run aborts: asked between reads and at least every second. Nothing is retried then."""
+    stop_grace_s: float = 0.0
+    """How long a stream may go on once the run aborts, so that the engine can say its last word."""
     on_read: Callable[[Rollout], None] | None = None
-    """Called after every network read, before anything is awaited again."""
+    """Called when a request begins and after every read, before anything is awaited again."""
 
 
 class Recorder:
@@ -128,6 +131,8 @@ class Recorder:
             request = rollout.requests[-1]
             if first_base is None:
                 first_base = request.base
+            if call.on_read is not None:
+                call.on_read(rollout)  # the request's base may have cut the response
             await self._send(call, exchange, body)
             await self._settle(exchange)
             self._infer_finish(call, exchange, body)
@@ -162,6 +167,12 @@ class Recorder:
                     return rollout
                 base, body = first_base + len(kept), again
 
+    def mark(self, key: str, name: str, **fields: object) -> None:
+        """Write down something else that happened to a sample."""
+        sample = self.samples.get(key)
+        if sample is not None and sample.exchange is not None:
+            sample.exchange.mark(name, **fields)
+
     def close(self, key: str, closed: Closed) -> None:
         """Write down what the trainer made of a sample."""
         sample = self.samples.get(key)
@@ -188,10 +199,11 @@ class Recorder:
 
     async def _send(self, call: Call, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """Make one request and take its response in; returns however it ended, but for a cancellation."""
-        watchdog = Watchdog(self._stall_s, healthy=lambda: self._is_healthy(call.url), stop=call.should_stop)
+        stops = _stopper(call)
+        watchdog = Watchdog(self._stall_s, healthy=lambda: self._is_healthy(call.url), stop=stops)
         watchdog.start()
         try:
-            await self._stream(call, exchange, body, watchdog)
+            await self._stream(call, exchange, body, watchdog, stops)
             if watchdog.fired:
                 await asyncio.sleep(0)  # its cancellation is on the way; it must not hit the caller
         except asyncio.CancelledError:
@@ -216,12 +228,17 @@ class Recorder:
             raise RolloutLogError(message) from exchange.broken
 
     async def _stream(
-        self, call: Call, exchange: Exchange, body: Mapping[str, Any], watchdog: Watchdog
+        self,
+        call: Call,
+        exchange: Exchange,
+        body: Mapping[str, Any],
+        watchdog: Watchdog,
+        stops: Callable[[], bool] | None,
     ) -> None:
         headers = {"content-type": "application/json", **call.headers, "accept-encoding": "identity"}
         for ours in (KEY_HEADER, BASE_HEADER):
             headers.pop(ours, None)
-        rollout, on_read, should_stop = exchange.rollout, call.on_read, call.should_stop
+        rollout, on_read = exchange.rollout, call.on_read
         finished = False
         async with self._client.stream(
             "POST", call.url, content=_encode(body), headers=headers, timeout=_no_read_limit(self._client)
@@ -232,7 +249,7 @@ class Recorder:
                 watchdog.touch()
                 if on_read is not None:
                     on_read(rollout)
-                if should_stop is not None and should_stop() and not _is_finished(rollout):
+                if stops is not None and stops() and not _is_finished(rollout):
                     exchange.end("cancelled", "the run aborts")
                     return
                 if not finished and _is_finished(rollout):
@@ -298,6 +315,23 @@ class Recorder:
         except httpx.HTTPError:
             return False
         return response.status_code < 400
+
+
+def _stopper(call: Call) -> Callable[[], bool] | None:
+    """Return what says that a stream has to stop: the run aborts, and its grace is over."""
+    should_stop, grace = call.should_stop, call.stop_grace_s
+    if should_stop is None or not grace:
+        return should_stop
+    since: list[float] = []
+
+    def stops() -> bool:
+        if not should_stop():
+            return False
+        if not since:
+            since.append(monotonic())
+        return monotonic() - since[0] >= grace
+
+    return stops
 
 
 def _is_finished(rollout: Rollout) -> bool:

@@ -1,0 +1,27 @@
+"""The plug-in for slime.
+
+--custom-generate-function-path rollout_log.slime.generate
+--custom-rollout-log-function-path rollout_log.slime.log_metrics
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_log.slime.request import SLIME, prepare
+from rollout_log.trainer.generate import generate as _generate
+
+__all__ = ["generate"]
+
+
+async def generate(
+    args: Any,
+    sample: Any,
+    sampling_params: dict[str, Any],
+    evaluation: bool = False,
+) -> Any:
+    """Generate for one slime sample, every delta recorded; see `docs/vime.md`."""
+    return await _generate(SLIME, prepare, args, sample, sampling_params, evaluation=evaluation)
+
+
+generate.abort_mode = "request"  # type: ignore[attr-defined]  # for the versions of slime that know it

@@ -1,0 +1,51 @@
+"""Arrays as trainers want them: torch tensors where torch is there, else numpy, else lists."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_log.errors import RolloutLogError
+
+__all__ = ["int32", "routed_experts"]
+
+
+def int32(values: Sequence[int]) -> Any:
+    """Return a one-dimensional int32 tensor."""
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        return torch.tensor(values, dtype=torch.int32)
+    try:
+        import numpy as np
+    except ImportError:
+        return list(values)
+    return np.asarray(values, dtype=np.int32)
+
+
+def routed_experts(encoded: str, tokens: int, layers: int, top_k: int) -> Any:
+    """Decode an engine's routing, shape (tokens - 1, layers, top_k), int32.
+
+    `encoded` is base64 of a .npy (vLLM) or of bare int32 (SGLang). Raises `RolloutLogError` when it does
+    not have that many elements. Needs numpy, which every trainer has.
+    """
+    import numpy as np
+
+    data = base64.b64decode(encoded)
+    if data[:6] == b"\x93NUMPY":
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+    else:
+        array = np.frombuffer(data, dtype=np.int32)
+    wanted = (tokens - 1, layers, top_k)
+    if array.size != wanted[0] * layers * top_k:
+        raise RolloutLogError(f"routed experts have {array.size} elements, {wanted} are needed")
+    array = array.reshape(wanted).astype(np.int32)
+    try:
+        import torch
+    except ImportError:
+        return array
+    return torch.from_numpy(array)

@@ -1,0 +1,289 @@
+"""The generate function of both plug-ins: one sample, streamed, recorded, and robust.
+
+Whatever happens on the way (retries, a stalled engine, an abort by flag, by engine or by cancel), the sample
+that was passed is in order at every await, and says at the end what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rollout_log.errors import RolloutLogError
+from rollout_log.events import Opened
+from rollout_log.fold import Rollout
+from rollout_log.record.errors import GenerationFailed
+from rollout_log.record.recorder import Call, Recorder
+from rollout_log.record.watchdog import take_back_cancel
+from rollout_log.trainer.arrays import routed_experts
+from rollout_log.trainer.host import Host, Prepared
+from rollout_log.trainer.sample import SampleWriter
+from rollout_log.trainer.session import Session, session_for, storable
+
+__all__ = ["Prepare", "generate"]
+
+_logger = logging.getLogger("rollout_log")
+_ABORT_GRACE_S = 2.0
+"""How long a stream may wait for the engine's own abort frame, which has versions and routing."""
+
+Prepare = Callable[[Any, Any, dict[str, Any], Any, int | None], Any]
+"""`await prepare(args, sample, sampling_params, state, budget) -> Prepared`."""
+
+
+async def generate(
+    host: Host,
+    prepare: Prepare,
+    args: Any,
+    sample: Any,
+    sampling_params: dict[str, Any],
+    *,
+    evaluation: bool = False,
+) -> Any:
+    """Generate for a sample of `host`, whose request `prepare` makes; returns the sample."""
+    session = session_for(args)
+    state = host.state(args)
+    status = type(sample).Status
+    budget = sampling_params.get("max_new_tokens")
+    if budget is not None:
+        budget -= sample.response_length
+        if budget <= 0:
+            sample.status = status.TRUNCATED
+            return sample
+    prepared: Prepared = await prepare(args, sample, sampling_params, state, budget)
+    generation = _Generation(
+        host,
+        session,
+        state,
+        args=args,
+        sample=sample,
+        sampling_params=sampling_params,
+        evaluation=evaluation,
+    )
+    return await generation.run(prepared)
+
+
+class _Generation:
+    """One call."""
+
+    def __init__(
+        self,
+        host: Host,
+        session: Session,
+        state: Any,
+        *,
+        args: Any,
+        sample: Any,
+        sampling_params: dict[str, Any],
+        evaluation: bool,
+    ) -> None:
+        self.host = host
+        self.session = session
+        self.state = state
+        self.args = args
+        self.sample = sample
+        self.evaluation = evaluation
+        self.step = host.step()
+        self.masks_offpolicy = bool(
+            getattr(args, "partial_rollout", False)
+            and getattr(args, "mask_offpolicy_in_partial_rollout", False)
+        )
+        self.writer = SampleWriter(sample, masks_offpolicy=self.masks_offpolicy)
+        self.tokenizer = getattr(state, "tokenizer", None)
+        self.skips_special = sampling_params.get("skip_special_tokens")
+        self.key = session.key_of(sample, evaluation=evaluation)
+        self.recorder: Recorder = session.recorder(host.client(args))
+        self._set_metadata({"key": self.key})
+
+    async def run(self, prepared: Prepared) -> Any:
+        sample = self.sample
+        try:
+            with self.host.traced(sample, {"key": self.key}) as answered:
+                try:
+                    rollout = await self.recorder.run(self._call(prepared))
+                finally:
+                    self._take_over()
+                answered(self._meta(rollout))
+        except asyncio.CancelledError:
+            if not self._is_finished():
+                sample.status = type(sample).Status.ABORTED
+                self._finish()
+                raise
+            take_back_cancel()
+        except GenerationFailed as error:
+            self._finish()
+            return self._fail(error)
+        self._finish()
+        return self._judge()
+
+    def _call(self, prepared: Prepared) -> Call:
+        session, tokenizer = self.session, self.tokenizer
+        eos = getattr(tokenizer, "eos_token_id", None)
+        return Call(
+            key=self.key,
+            url=prepared.url,
+            body=prepared.body,
+            headers=prepared.headers,
+            base=self.writer.start,
+            opened=self._opened(),
+            weight_version=lambda: session.known_version(self.step),
+            masks_offpolicy=self.masks_offpolicy,
+            eos_token_ids=() if eos is None else (eos,),
+            decode=self._decode if tokenizer is not None else None,
+            should_stop=lambda: bool(getattr(self.state, "aborted", False)),
+            stop_grace_s=_ABORT_GRACE_S,
+            on_read=self.writer.update,
+        )
+
+    def _opened(self) -> Opened:
+        sample = self.sample
+        metadata = {
+            "tokenizer": getattr(self.args, "hf_checkpoint", None),
+            "session_id": getattr(sample, "session_id", None),
+            "label": getattr(sample, "label", None),
+            "metadata": getattr(sample, "metadata", None),
+        }
+        return Opened(
+            key=self.key,
+            run=self.session.run,
+            prompt_token_ids=sample.tokens[: len(sample.tokens) - self.writer.start],
+            step=self.step,
+            evaluation=self.evaluation,
+            group_index=getattr(sample, "group_index", None),
+            index=getattr(sample, "index", None),
+            metadata={name: storable(value) for name, value in metadata.items() if value is not None},
+        )
+
+    # What comes of it
+
+    @property
+    def rollout(self) -> Rollout | None:
+        return self.writer.rollout
+
+    def _take_over(self) -> None:
+        """What was folded but not yet read into the sample, when an exception came between."""
+        if self.rollout is not None:
+            self.writer.update(self.rollout)
+
+    def _is_finished(self) -> bool:
+        return self.rollout is not None and self.rollout.status in ("completed", "truncated")
+
+    def _finish(self) -> None:
+        """Complete the sample; the same whether it finished, was aborted or failed."""
+        speculative = bool(getattr(self.args, self.host.speculative, None))
+        self.writer.finish(self._decode if self.tokenizer is not None else None, speculative=speculative)
+        rollout = self.rollout
+        if rollout is None:
+            return
+        if (told := rollout.choice().told) and told[-1].end > self.writer.start:
+            self.session.tell_version(self.step, told[-1].version)
+        self._set_routed_experts(rollout)
+        requests = self.writer.requests
+        self._set_metadata(
+            {
+                "key": rollout.opened.key if rollout.opened else self.key,
+                "requests": len(requests),
+                "retries": sum(request.cause == "retry" for request in requests),
+                "salvaged": sum(
+                    request.base - self.writer.start for request in requests if request.cause == "retry"
+                )
+                + (self.writer.start if requests and requests[0].cause == "resume" else 0),
+                "discarded": rollout.discarded,
+                "bytes": sum(request.bytes for request in requests),
+            }
+        )
+
+    def _judge(self) -> Any:
+        """Set the status of a sample whose generation came to an end of its own."""
+        sample, rollout = self.sample, self.rollout
+        status = type(sample).Status
+        if rollout is None:
+            sample.status = status.ABORTED
+            return sample
+        names = {"completed": status.COMPLETED, "truncated": status.TRUNCATED}
+        sample.status = names.get(rollout.status, status.ABORTED)
+        last = rollout.requests[-1]
+        aborted = bool(getattr(self.state, "aborted", False))
+        if sample.status is status.ABORTED and rollout.ended_of(last) == "no_terminal" and not aborted:
+            wanted = self.session.settings.no_terminal
+            if wanted == "stop":
+                self.recorder.mark(self.key, "finish_inferred", finish_reason="stop", evidence="setting")
+                sample.status = status.COMPLETED
+            elif wanted == "fail":
+                return self._fail(GenerationFailed(f"sample {self.key!r}: no finish reason came", rollout))
+        if sample.status is not status.ABORTED or sample.response_length:
+            return self._check_logprobs(rollout)
+        return sample
+
+    def _check_logprobs(self, rollout: Rollout) -> Any:
+        missing = self.writer.missing_logprobs()
+        if not missing:
+            return self.sample
+        if self.session.settings.missing_logprobs == "mark":
+            for position in missing:
+                self.sample.loss_mask[position] = 0
+            return self.sample
+        message = (
+            f"sample {self.key!r}: {len(missing)} of its tokens came without log-probs, the first at "
+            f"{missing[0]}; with rollout_log_missing_logprobs=mark they would be masked"
+        )
+        return self._fail(GenerationFailed(message, rollout))
+
+    def _fail(self, error: GenerationFailed) -> Any:
+        """A sample that cannot be saved: out of the training data, or out of the run."""
+        sample = self.sample
+        if bool(getattr(self.state, "aborted", False)):
+            sample.status = type(sample).Status.ABORTED
+            return sample
+        if self.session.settings.on_failure == "raise":
+            raise error
+        self.session.say_once(
+            "a sample failed and will not be trained on (rollout_log_on_failure=drop): %s. More failures are "
+            "counted, not printed.",
+            error,
+        )
+        sample.status = type(sample).Status.FAILED
+        sample.remove_sample = True
+        return sample
+
+    def _set_routed_experts(self, rollout: Rollout) -> None:
+        args, sample = self.args, self.sample
+        encoded = rollout.choice().routed_experts
+        if encoded is None or not getattr(args, "use_rollout_routing_replay", False):
+            return
+        sample.rollout_routed_experts = routed_experts(
+            encoded, len(sample.tokens), args.num_layers, args.moe_router_topk
+        )
+
+    def _set_metadata(self, facts: dict[str, Any]) -> None:
+        # A new dict: siblings may share the old one.
+        known = getattr(self.sample, "metadata", None) or {}
+        before = known.get("rollout_log")
+        self.sample.metadata = {
+            **known,
+            "rollout_log": {**(before if isinstance(before, dict) else {}), **facts},
+        }
+
+    def _decode(self, token_ids: list[int]) -> str:
+        skips = True if self.skips_special is None else bool(self.skips_special)
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=skips))  # type: ignore[union-attr]
+
+    def _meta(self, rollout: Rollout) -> dict[str, Any]:
+        """An answer as the trainer's own trace helper reads it."""
+        request, choice = rollout.requests[-1], rollout.choice()
+        usage = request.usage or {}
+        return {
+            "request_id": request.request_id,
+            "id": request.request_id,
+            "choices": [{"finish_reason": choice.finish_reason, "index": 0}],
+            "finish_reason": {"type": choice.finish_reason},
+            "usage": usage,
+            "metrics": request.metrics,
+            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens") if name in usage},
+        }
+
+
+def unsupported(feature: str, flag: str) -> RolloutLogError:
+    """Return the error for a combination that cannot be served."""
+    return RolloutLogError(f"rollout-log cannot serve {feature}: turn off {flag}")

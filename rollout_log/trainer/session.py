@@ -1,0 +1,180 @@
+"""What one process of a trainer records into: the log, the samples in flight, the counters of the step."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from rollout_log.errors import RolloutLogError
+from rollout_log.log import Log
+from rollout_log.record import Recorder
+from rollout_log.record.retry import Backoff
+from rollout_log.record.samples import Samples
+from rollout_log.settings import Settings, read_settings
+
+__all__ = ["Session", "close_session", "session_for", "storable"]
+
+_logger = logging.getLogger("rollout_log")
+_lock = threading.Lock()
+_session: Session | None = None
+
+
+class Session:
+    """Everything a process keeps between calls of a plug-in."""
+
+    def __init__(self, settings: Settings, run: str) -> None:
+        self.settings = settings
+        self.run = run
+        self.log = _open_log(settings, run)
+        self.samples = Samples(self.log)
+        self.pid = os.getpid()
+        self._owners: dict[str, weakref.ref[Any]] = {}
+        self._version: tuple[int | None, str] | None = None
+        self._said: set[str] = set()
+
+    def recorder(self, client: httpx.AsyncClient) -> Recorder:
+        """Return a recorder over a client, into this session's log."""
+        settings = self.settings
+        return Recorder(
+            self.log,
+            client,
+            on_retry=settings.on_retry,
+            no_terminal="auto" if settings.no_terminal == "auto" else "abort",
+            backoff=Backoff(tries=settings.retries),
+            stall_s=settings.stall_s,
+            samples=self.samples,
+        )
+
+    def key_of(self, sample: Any, *, evaluation: bool) -> str:
+        """Return a sample's key: it survives a resume, and no two samples that are alive share one."""
+        known = (getattr(sample, "metadata", None) or {}).get("rollout_log") or {}
+        key = known.get("key") if isinstance(known, dict) else None
+        if not isinstance(key, str):
+            session_id = getattr(sample, "session_id", None) or uuid.uuid4().hex
+            index = getattr(sample, "index", None)
+            key = f"{'e' if evaluation else 't'}{'' if index is None else index}-{str(session_id)[:12]}"
+        owner = self._owners.get(key)
+        other = owner() if owner is not None else None
+        if other is not None and other is not sample:  # a copy that is generated beside its original
+            key = f"{key}-{uuid.uuid4().hex[:6]}"
+        with contextlib.suppress(TypeError):  # what cannot be watched cannot be told from its copies either
+            self._owners[key] = weakref.ref(sample)
+        return key
+
+    def tell_version(self, step: int | None, version: str) -> None:
+        """An engine said which weights it has."""
+        self._version = (step, version)
+
+    def known_version(self, step: int | None) -> str | None:
+        """Return the weights that are known to be loaded: what an engine last said in this step."""
+        if self._version is None or self._version[0] != step:
+            return None
+        return self._version[1]
+
+    def say_once(self, message: str, *args: object, level: int = logging.WARNING) -> None:
+        """Log a message the first time only."""
+        if message not in self._said:
+            self._said.add(message)
+            _logger.log(level, message, *args)
+
+    def close(self) -> None:
+        """Flush and close the log."""
+        if self.log is not None:
+            self.log.close()
+
+
+def session_for(args: Any) -> Session:
+    """Return this process's session; the first call reads the settings and opens the log."""
+    global _session
+    session = _session
+    if session is not None and session.pid == os.getpid():
+        return session
+    with _lock:
+        if _session is None or _session.pid != os.getpid():
+            settings = read_settings(args)
+            _session = Session(settings, _run_of(args))
+            _announce(_session)
+        return _session
+
+
+def close_session() -> None:
+    """Close this process's session; the next call begins another."""
+    global _session
+    with _lock:
+        session, _session = _session, None
+    if session is not None and session.pid == os.getpid():
+        session.close()
+
+
+def storable(value: Any) -> Any:
+    """Return a value as JSON would have it; what JSON has no word for becomes its text."""
+    try:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_text)
+    except (TypeError, ValueError, RecursionError):
+        return _text(value)
+
+
+def _text(value: Any) -> str:
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def _open_log(settings: Settings, run: str) -> Log | None:
+    if not settings.enabled:
+        return None
+    path = Path(settings.dir) if settings.dir else Path(tempfile.gettempdir()) / "rollout-log" / run
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Log.open(
+            path,
+            run=run,
+            window_ms=settings.window_ms,
+            durability=settings.durability,
+            strict=settings.strict,
+        )
+    except (RolloutLogError, OSError) as error:
+        if settings.strict:
+            raise
+        _logger.warning("nothing is recorded: %s. The run goes on without a log.", error)
+        return None
+
+
+def _announce(session: Session) -> None:
+    settings, log = session.settings, session.log
+    if log is None:
+        if not settings.enabled:
+            _logger.info("recording is off (ROLLOUT_LOG_ENABLED)")
+        return
+    _logger.info(
+        "recording every delta to %s (kill -9 loses at most %d ms; off: ROLLOUT_LOG_ENABLED=0)",
+        log.path,
+        settings.window_ms,
+    )
+
+
+def _run_of(args: Any) -> str:
+    for name in ("wandb_group", "wandb_exp_name"):
+        value = getattr(args, name, None)
+        if isinstance(value, str) and value:
+            return _file_name(value)
+    save = getattr(args, "save", None)
+    if isinstance(save, str) and save.strip("/"):
+        return _file_name(Path(save).name)
+    return time.strftime("run-%Y%m%d-%H%M%S")
+
+
+def _file_name(text: str) -> str:
+    return (
+        "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text).lstrip(".")
+        or "run"
+    )

@@ -1,0 +1,27 @@
+"""The plug-in for vime.
+
+--custom-generate-function-path rollout_log.vime.generate
+--custom-rollout-log-function-path rollout_log.vime.log_metrics
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_log.trainer.generate import generate as _generate
+from rollout_log.vime.request import VIME, prepare
+
+__all__ = ["generate"]
+
+
+async def generate(
+    args: Any,
+    sample: Any,
+    sampling_params: dict[str, Any],
+    evaluation: bool = False,
+) -> Any:
+    """Generate for one vime sample, every delta recorded; see `docs/vime.md`."""
+    return await _generate(VIME, prepare, args, sample, sampling_params, evaluation=evaluation)
+
+
+generate.abort_mode = "request"  # type: ignore[attr-defined]  # newer vime cancels the task instead of the engine

@@ -1,0 +1,71 @@
+"""vime's request to `/inference/v1/generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_log.trainer.generate import unsupported
+from rollout_log.trainer.host import Host, Prepared
+from rollout_log.vime.multimodal import prompt_ids, render
+
+__all__ = ["VIME", "prepare", "request_params"]
+
+VIME = Host(
+    name="vime",
+    rollout="rollout.vllm_rollout",
+    prefix="vllm",
+    span="vllm_generate",
+    meta_attrs="build_vllm_meta_trace_attrs",
+    speculative="vllm_speculative_config",
+)
+
+_SAME = ("temperature", "top_p", "seed", "repetition_penalty")
+_FLAGS = ("skip_special_tokens", "spaces_between_special_tokens")
+
+
+def request_params(sampling_params: dict[str, Any], budget: int | None) -> dict[str, Any]:
+    """Map the trainer's sampling parameters to the engine's; `sampling_params` is left alone."""
+    given = {name: value for name, value in sampling_params.items() if value is not None}
+    params: dict[str, Any] = {"logprobs": 1}
+    if budget is not None:
+        params["max_tokens"] = budget
+    params.update({name: given[name] for name in _SAME if name in given})
+    params.update({name: bool(given[name]) for name in _FLAGS if name in given})
+    if "min_new_tokens" in given:
+        params["min_tokens"] = given["min_new_tokens"]
+    if given.get("top_k", 0) > 0 or given.get("top_k") == -1:
+        params["top_k"] = given["top_k"]
+    if given.get("stop"):
+        params["stop"] = given["stop"]
+        if given.get("no_stop_trim"):
+            params["include_stop_str_in_output"] = True
+    if given.get("stop_token_ids"):
+        params["stop_token_ids"] = given["stop_token_ids"]
+    return params
+
+
+async def prepare(
+    args: Any, sample: Any, sampling_params: dict[str, Any], state: Any, budget: int | None
+) -> Prepared:
+    """Make the request that goes on from what the sample has."""
+    if getattr(args, "use_score_centering", False):
+        raise unsupported("score centering", "--use-score-centering, or use vime's own generate function")
+    if not sample.tokens:
+        sample.tokens = prompt_ids(sample, state)
+    base = f"http://{args.vllm_router_ip}:{args.vllm_router_port}"
+    params = request_params(sampling_params, budget)
+    if sample.response_length and "min_tokens" in params:
+        params["min_tokens"] = max(params["min_tokens"] - sample.response_length, 0)
+    body: dict[str, Any] = {
+        "model": getattr(args, "hf_checkpoint", None),
+        "token_ids": sample.tokens,
+        "sampling_params": params,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if getattr(sample, "multimodal_inputs", None):
+        body = {**await render(VIME, args, sample, base), **body}
+    headers = {}
+    if getattr(args, "router_policy", None) == "consistent_hash" and sample.session_id:
+        headers["x-session-id"] = sample.session_id
+    return Prepared(url=f"{base}/inference/v1/generate", body=body, headers=headers)
