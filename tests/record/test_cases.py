@@ -27,7 +27,11 @@ def library(log: Log, engine: RawServer, client: httpx.AsyncClient) -> Tap:
     async def tap(case: cases.Case, streams: list[RawStream], key: str) -> None:
         for request, stream in zip(case.requests, streams, strict=True):
             whole = asyncio.Event()
-            calls = {"on_read": lambda _, whole=whole: whole.set()} if stream.end == "hang" else {}
+            calls = (
+                {"on_read": lambda rollout, whole=whole: rollout.length and whole.set()}
+                if stream.end == "hang"
+                else {}
+            )
             call = recorder.generate(key, engine.url + case.path, request["body"], **calls)
             task = asyncio.create_task(call)
             if stream.end == "hang":

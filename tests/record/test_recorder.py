@@ -204,7 +204,7 @@ async def test_a_stop_token_is_a_finish():
 async def test_a_cancel_leaves_an_aborted_sample_that_a_later_call_resumes():
     async with Served(RawStream(body=frame([11]), end="hang"), REST) as served:
         came = asyncio.Event()
-        task = asyncio.create_task(served.generate(on_read=lambda _: came.set()))
+        task = asyncio.create_task(served.generate(on_read=lambda rollout: rollout.length and came.set()))
         await came.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -218,7 +218,9 @@ async def test_a_cancel_leaves_an_aborted_sample_that_a_later_call_resumes():
 async def test_a_cancel_after_the_finish_returns_the_finished_sample():
     async with Served(RawStream(body=frame([11], "stop"), end="hang")) as served:
         came = asyncio.Event()
-        call = served.recorder.generate("k", served.engine.url + PATH, body(), on_read=lambda _: came.set())
+        call = served.recorder.generate(
+            "k", served.engine.url + PATH, body(), on_read=lambda rollout: rollout.length and came.set()
+        )
         task = asyncio.create_task(call)
         await came.wait()
         await asyncio.sleep(0.01)
@@ -232,7 +234,7 @@ async def test_the_run_aborts_between_reads():
     aborted = []
     async with Served(RawStream(body=frame([11]), end="hang")) as served:
         rollout = await served.generate(
-            on_read=lambda rollout: aborted.append(True), should_stop=lambda: bool(aborted)
+            on_read=lambda rollout: rollout.length and aborted.append(True), should_stop=lambda: bool(aborted)
         )
     assert (rollout.status, rollout.choice().token_ids) == ("aborted", [11])
     assert len(served.engine.requests) == 1
