@@ -13,7 +13,9 @@ from rollout_log.errors import RecordingFailed, SequenceConflict
 from rollout_log.events import Body, Closed, Delta, Ended, Marked, Opened, Reads, Requested, Tail, Unknown
 from rollout_log.log import Log, LogReader, Summary
 
-OPENED = Opened("key", run="r", prompt_token_ids=[1, 2, 3], opened_unix_ns=7, step=4, metadata={"a": [1, None]})
+OPENED = Opened(
+    "key", run="r", prompt_token_ids=[1, 2, 3], opened_unix_ns=7, step=4, metadata={"a": [1, None]}
+)
 
 
 def test_every_kind_of_event_comes_back_as_it_was(log, read):
@@ -54,7 +56,7 @@ def test_a_repeat_is_kept_once_wherever_its_events_are(log, read, begin, deltas)
 def test_a_gap_and_another_body_are_refused(log, read, begin, deltas):
     sample = begin(log, "key")
     log.append(sample, 1, deltas(1, 3))
-    with pytest.raises(SequenceConflict, match="sample 0 .* begin at 4, but 3 is next"):
+    with pytest.raises(SequenceConflict, match=r"sample 0 .* begin at 4, but 3 is next"):
         log.append(sample, 4, deltas(4, 5))
     with pytest.raises(SequenceConflict, match="events 2 to 2 of sample 0"):
         log.append(sample, 2, [Delta(0, b"other")])
@@ -69,7 +71,11 @@ def test_a_gap_and_another_body_are_refused(log, read, begin, deltas):
 def test_an_event_that_cannot_be_encoded_costs_nothing_else(log, read):
     sample = log.create(OPENED)
     odd = Opened("key", metadata={"tensor": object()})
-    log.append(sample, 0, [odd, Closed("done", reward=object(), step=3), Marked("m", {"x": {1, object()}}), Delta(0, b"d")])
+    log.append(
+        sample,
+        0,
+        [odd, Closed("done", reward=object(), step=3), Marked("m", {"x": {1, object()}}), Delta(0, b"d")],
+    )
     assert log.flush_sync(sample)
     opened, closed, marked, delta = read("key")
     assert opened.key == "key"
@@ -86,9 +92,13 @@ def test_the_summary_is_the_one_given_last_and_else_made_of_opened(log, path):
     log.flush_sync(sample)
     with LogReader.open(path) as reader:
         assert [entry.summary for entry in reader.samples()] == [
-            Summary(key="key", run="r", step=4, events=1, opened_unix_ns=7, updated_unix_ns=7, prompt_tokens=3)
+            Summary(
+                key="key", run="r", step=4, events=1, opened_unix_ns=7, updated_unix_ns=7, prompt_tokens=3
+            )
         ]
-        told = Summary(key="key", run="r", status="completed", tokens=5, problems={"log_gap": 2}, versions=["a"])
+        told = Summary(
+            key="key", run="r", status="completed", tokens=5, problems={"log_gap": 2}, versions=["a"]
+        )
         log.append(sample, 1, [Delta(0, b"d")], told)
         log.append(sample, 2, [Delta(0, b"e")])
         log.flush_sync(sample)
@@ -104,7 +114,9 @@ def test_a_full_queue_refuses_and_recovers_when_half_is_written(path, read, begi
     assert log.accepting
     assert not log.append(sample, 2, [big])
     assert not log.accepting
-    assert not log.append(sample, 2, [request]), "a request would fit, but is not begun while the queue drains"
+    assert not log.append(sample, 2, [request]), (
+        "a request would fit, but is not begun while the queue drains"
+    )
     assert log.append(sample, 2, [Delta(0, b"small")]), "a request under way goes on as long as there is room"
     assert (log.counters.dropped_requests, log.counters.dropped_events) == (1, 1)
     assert log.flush_sync()
@@ -135,7 +147,9 @@ def test_a_closed_log_takes_nothing(path, begin, deltas, read):
 @settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(0, 40_000), min_size=1, max_size=30),
-    cuts=st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["flush", "rotate", "repeat", "go on"])), max_size=12),
+    cuts=st.lists(
+        st.tuples(st.integers(1, 5), st.sampled_from(["flush", "rotate", "repeat", "go on"])), max_size=12
+    ),
 )
 def test_events_come_back_the_same_in_whatever_batches_they_went_in(sizes, cuts):
     events = [Opened("key"), *(Delta(0, bytes([number % 256]) * size) for number, size in enumerate(sizes))]

@@ -1,0 +1,51 @@
+"""`docs/format.md` says what the code does."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from rollout_log import events
+from rollout_log.log import Summary
+from rollout_log.log.block import _CHECKSUM, _HEADER
+
+
+def test_the_events_and_their_fields_are_those_of_the_document(root):
+    rows = re.findall(
+        r"^\| (\d+) \| ([A-Z]\w+) \| (.+) \|$", (root / "docs/format.md").read_text(), re.MULTILINE
+    )
+    documented = {int(tag): (name, re.sub(r" \[.*?\]", "", fields).split(", ")) for tag, name, fields in rows}
+    known = [
+        kind
+        for kind in vars(events).values()
+        if isinstance(kind, type)
+        and issubclass(kind, events.Event)
+        and kind not in {events.Event, events.Unknown}
+    ]
+    assert documented == {
+        kind.__struct_config__.tag: (kind.__name__, list(kind.__struct_fields__)) for kind in known
+    }
+
+
+def test_the_summary_is_that_of_the_document(root):
+    text = (root / "docs/format.md").read_text().split("## Summary")[1]
+    cells = re.findall(r"\| (\d+) \| (\w+)", text)
+    assert [name for _, name in sorted(cells, key=lambda cell: int(cell[0]))] == list(
+        Summary.__struct_fields__
+    )
+
+
+def test_the_header_of_a_block_is_that_of_the_document(root):
+    text = (root / "docs/format.md").read_text().split("## Block")[1]
+    sizes = [int(size) for size in re.findall(r"^\| \d+ \| (\d+) \|", text, re.MULTILINE)]
+    offsets = [int(offset) for offset in re.findall(r"^\| (\d+) \| \d* ?\|", text, re.MULTILINE)]
+    assert offsets == [sum(sizes[:at]) for at in range(len(offsets))]
+    assert sum(sizes) == _HEADER.size + _CHECKSUM.size == offsets[-1]
+
+
+def test_a_summary_of_an_older_or_newer_minor_version_is_read():
+    encoded = msgspec.msgpack.encode(["key", "run", 3])
+    assert msgspec.msgpack.decode(encoded, type=Summary) == Summary("key", "run", 3)
+    fields = [*msgspec.structs.astuple(Summary("key", tokens=5)), "a field of the future"]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Summary) == Summary("key", tokens=5)

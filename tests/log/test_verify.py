@@ -1,0 +1,231 @@
+"""Damage is found, named, and never kills who looks for it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+
+import lmdb
+import pytest
+
+from rollout_log.errors import LogDamaged, LogNotFound, NotALog, RolloutLogError
+from rollout_log.events import Delta, Opened
+from rollout_log.log import Log, LogReader
+from rollout_log.log.block import HEADER_SIZE, MAGIC, pack_blocks, unpack_block
+from rollout_log.log.directory import MARKER, segments_of
+from rollout_log.log.verify import verify
+
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A log of two segments, with small blocks and large ones."""
+    path = tmp_path_factory.mktemp("verify") / "log"
+    log = Log.open(path, window_ms=3_600_000)
+    samples = []
+    for number in range(60):
+        opened = Opened(f"key-{number}", step=number % 4, opened_unix_ns=number)
+        samples.append(log.create(opened))
+        log.append(samples[-1], 0, [opened])
+    log.flush_sync()
+    for sample in samples:
+        log.append(sample, 1, [Delta(0, random.Random(sample).randbytes(40 + 150 * sample))])
+    log.rotate()
+    log.flush_sync()
+    for sample in samples[::2]:
+        log.append(sample, 2, [Delta(0, b"more")])
+    log.close()
+    return path
+
+
+@pytest.fixture
+def log_copy(whole, path):
+    shutil.copytree(whole, path)
+    return path
+
+
+def segment_of(path, number=0):
+    (folder,) = [entry for entry in path.iterdir() if entry.is_dir()]
+    return segments_of(folder)[number]
+
+
+def edit(segment, table, change):
+    """Let `change(transaction, handle)` edit a table, as no writer would."""
+    with lmdb.open(str(segment), subdir=False, max_dbs=8) as environment:
+        handle = environment.open_db(table, create=False)
+        with environment.begin(write=True) as transaction:
+            change(transaction, handle)
+
+
+def content_of(path):
+    """Everything a reader gets out of a log."""
+    with LogReader.open(path) as reader:
+        return [(entry.name, entry.summary, list(reader.events(entry.ref))) for entry in reader.samples()]
+
+
+def whats(report):
+    return {finding.what for finding in report.damage}
+
+
+def test_a_whole_log_has_no_damage(log_copy):
+    report = verify(log_copy)
+    assert report.damage == []
+    assert (report.samples, report.blocks, report.events) == (60, 150, 150)
+
+
+def test_a_live_log_has_no_damage(log, path, begin, deltas):
+    sample = begin(log, "key")
+    log.append(sample, 1, deltas(1, 5))
+    log.flush_sync()
+    assert (verify(path).damage, verify(path).events) == ([], 5)
+    log.append(sample, 5, deltas(5, 6))
+    assert log.flush_sync()
+
+
+def test_nothing_to_verify_is_said(path):
+    with pytest.raises(LogNotFound):
+        verify(path)
+    path.mkdir()
+    with pytest.raises(NotALog):
+        verify(path)
+
+
+def test_a_file_that_was_cut_is_found_and_not_read_in_place(log_copy):
+    segment = segment_of(log_copy)
+    size = segment.stat().st_size
+    for keep in (size - PAGE, size // 2, 100):
+        with segment.open("r+b") as file:
+            file.truncate(keep)
+        report = verify(log_copy)
+        assert {finding.path for finding in report.damage if finding.what != "sequence"} == {segment}
+        assert not any("SIG" in finding.detail for finding in report.damage)
+        with LogReader.open(log_copy) as reader, pytest.raises(RolloutLogError):
+            list(reader.samples())
+
+
+def test_a_zeroed_page_is_found_wherever_it_is(whole, path):
+    pages = segment_of(whole).stat().st_size // PAGE
+    damaged = 0
+    for page in random.Random(1).sample(range(2, pages), 8):
+        shutil.copytree(whole, path)
+        with segment_of(path).open("r+b") as file:
+            file.seek(page * PAGE)
+            file.write(bytes(PAGE))
+        report = verify(path)
+        damaged += bool(report.damage)
+        assert report.damage or content_of(path) == content_of(whole), "only a free page may go unnoticed"
+        assert not any("SIG" in finding.detail for finding in report.damage)
+        shutil.rmtree(path)
+    assert damaged >= 4
+
+
+def test_flipped_bits_are_found_in_the_content_of_a_block(log_copy):
+    segment = segment_of(log_copy)
+    data = bytearray(segment.read_bytes())
+    places = [at for at in range(len(data)) if data.startswith(MAGIC, at)]
+    broken = 0
+    for at in random.Random(2).sample(places, 20):
+        stored = struct.unpack_from(">I", data, at + HEADER_SIZE - 8)[0]
+        data[at + HEADER_SIZE + stored // 2] ^= 0x10
+        broken += 1
+    segment.write_bytes(data)
+    report = verify(log_copy)
+    found = [finding for finding in report.damage if finding.what == "block"]
+    assert 0 < len(found) <= broken
+    assert all("checksum" in finding.detail for finding in found)
+    assert report.blocks == 150 - len(found)
+    assert "sequence" in whats(report), "what a broken block held is missing from its sample"
+
+
+def test_random_flips_anywhere_never_end_in_a_signal_or_a_traceback(whole, path):
+    for seed in range(6):
+        shutil.copytree(whole, path)
+        segment = segment_of(path)
+        data = bytearray(segment.read_bytes())
+        dice = random.Random(seed)
+        for _ in range(60):
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        segment.write_bytes(data)
+        report = verify(path)
+        assert report.damage
+        assert not any("SIG" in finding.detail or "Traceback" in finding.detail for finding in report.damage)
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 20_000, b"\xff" * 9000])
+def test_something_else_in_a_segments_place(log_copy, content):
+    segment = segment_of(log_copy)
+    segment.write_bytes(content)
+    report = verify(log_copy)
+    assert report.damage
+    assert not any("SIG" in finding.detail for finding in report.damage)
+
+
+def test_a_missing_row_and_a_row_too_many_are_found(log_copy):
+    segment = segment_of(log_copy, 1)
+    ordinal = struct.pack(">Q", 4)
+
+    def drop(prefix):
+        def change(transaction, handle):
+            with transaction.cursor(handle) as cursor:
+                for key in [key for key, _ in cursor if key.endswith(ordinal) or key.startswith(prefix)]:
+                    transaction.delete(key, db=handle)
+
+        return change
+
+    edit(segment, b"keys", drop(b"none"))
+    edit(segment, b"steps", drop(b"none"))
+    assert whats(verify(log_copy)) == {"key", "step"}
+    edit(segment, b"samples", drop(b"none"))
+    report = verify(log_copy)
+    assert whats(report) == {"sample"}
+    assert "sample 4 has blocks and is not in samples" in report.damage[0].detail
+    edit(segment, b"blocks", drop(ordinal))
+    assert verify(log_copy).damage == []
+    edit(segment, b"steps", lambda transaction, handle: transaction.put(b"\0" * 15 + b"\1", b"", db=handle))
+    edit(segment, b"keys", lambda transaction, handle: transaction.put(b"\1" * 16 + ordinal, b"x", db=handle))
+    assert whats(verify(log_copy)) == {"step", "key"}
+
+
+def test_missing_and_doubled_events_are_found(log_copy):
+    first = segment_of(log_copy)
+    edit(
+        first, b"blocks", lambda transaction, handle: transaction.delete(struct.pack(">QQ", 8, 1), db=handle)
+    )
+    (finding,) = verify(log_copy).damage
+    assert (finding.what, finding.detail) == ("sequence", "sample 8 lacks events 1 to 1")
+
+    def double(transaction, handle):
+        block = unpack_block(transaction.get(struct.pack(">QQ", 10, 1), db=handle))
+        ((_, data),) = pack_blocks(block.writer, 10, 0, [*block.events(), *block.events()])
+        transaction.put(struct.pack(">QQ", 10, 0), data, db=handle)
+
+    edit(first, b"blocks", double)
+    assert "sample 10 has events 1 to 1 twice" in [finding.detail for finding in verify(log_copy).damage]
+
+
+def test_a_block_in_anothers_place_is_found(log_copy):
+    def swap(transaction, handle):
+        data = transaction.get(struct.pack(">QQ", 3, 1), db=handle)
+        transaction.put(struct.pack(">QQ", 5, 1), data, db=handle)
+
+    edit(segment_of(log_copy), b"blocks", swap)
+    assert whats(verify(log_copy)) == {"block"}
+    with LogReader.open(log_copy) as reader, pytest.raises(LogDamaged, match="another sample's"):
+        list(reader.events(reader.find("key-5")))
+
+
+def test_a_damaged_marker_hides_nothing_else(log_copy):
+    (log_copy / MARKER).write_text("{")
+    report = verify(log_copy)
+    assert whats(report) == {"marker"}
+    assert report.events == 150
+
+
+def test_a_segment_whose_writer_died_before_its_first_commit_is_whole(log_copy):
+    segment_of(log_copy, 1).with_name("segment-000003.rlog").touch()
+    assert verify(log_copy).damage == []
+    with LogReader.open(log_copy) as reader:
+        assert len(list(reader.samples())) == 60
