@@ -87,7 +87,7 @@ def verify(
     response = sample.tokens[len(prompt) :]
     problems = [
         *_wrong_tokens(sample, prompt, response),
-        *_wrong_logprobs(sample, prompt, response, versions, engine, exact_versions),
+        *_wrong_logprobs(sample, prompt, response, versions, engine, exact_versions=exact_versions),
         *_wrong_status(sample, prompt, response, budget, engine),
     ]
     text = decode(response)
@@ -122,6 +122,7 @@ def _wrong_logprobs(
     response: list[int],
     versions: Sequence[str],
     engine: EngineDouble | None,
+    *,
     exact_versions: bool,
 ) -> Iterable[str]:
     sent: dict[int, set[str]] = {}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from trainer.engine_double import EngineDouble
 from trainer.trainer_double import NEW_VIME, Layout, TrainerDouble
 

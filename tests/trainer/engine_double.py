@@ -18,49 +18,17 @@ import contextlib
 import json
 import threading
 import urllib.parse
-import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.faults import Fault, FaultPlan, InOrder
-from trainer.truth import EOS, IMAGE, TOOL, decode, ends_at, expected_tokens, holds_at, split_prompt
+from rollout_log.http_server import Request, Responder, serve
+from trainer.faults import FaultPlan, InOrder
+from trainer.served import Served, finish_of, frame_size, take
+from trainer.truth import IMAGE, TOOL, decode, expected_tokens, holds_at, split_prompt
 from trainer.wire import Encoder, SglangEncoder, VllmEncoder, Wire
 
-from rollout_log.http_server import Request, Responder, serve
-
-__all__ = ["EngineDouble", "Served"]
-
-
-@dataclass
-class Served:
-    """One generate request. Positions are those of `truth`."""
-
-    number: int
-    path: str
-    headers: dict[str, str]
-    body: dict[str, Any]
-    prompt: list[int]
-    start: int
-    """Response tokens that the request brought along."""
-    max_tokens: int
-    fault: Fault
-    versions: list[str] = field(default_factory=list)
-    """One per token that was generated."""
-    finish: str | None = None
-    """Finish reason that was sent, else `dropped` (the client left), or the fault's kind; None: running."""
-    holding: bool = False
-    lingering: bool = False
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.versions)
-
-    @property
-    def id(self) -> str:
-        return f"generate-tokens-{self.number:016x}"
+__all__ = ["EngineDouble"]
 
 
 class EngineDouble:
@@ -95,7 +63,7 @@ class EngineDouble:
         self._released = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._crashed: asyncio.Event
+        self._closed = False
         self._down_for: float | None = None
         self._ready = threading.Event()
 
@@ -130,11 +98,14 @@ class EngineDouble:
         """As if somebody else had told the engine to abort."""
         self._loop.call_soon_threadsafe(self._abort)
 
-    def crash(self, seconds: float) -> None:
-        """Cut every stream and refuse connections for so long."""
+    def crash(self, seconds: float | None = None) -> None:
+        """Cut every stream and refuse connections for so long, or until `restart`."""
         self._loop.call_soon_threadsafe(self._crash, seconds)
 
-    def __enter__(self) -> EngineDouble:
+    def restart(self) -> None:
+        self._loop.call_soon_threadsafe(self._restarted.set)
+
+    def __enter__(self) -> EngineDouble:  # noqa: PYI034 - `Self` came with Python 3.11
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
         if not self._ready.wait(10):
@@ -142,26 +113,31 @@ class EngineDouble:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._crashed.set)
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._end)
         self._thread.join(10)
+
+    def _end(self) -> None:
+        self._ending.set()
+        self._restarted.set()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._crashed = asyncio.Event()
-        while True:
+        self._ending, self._restarted = asyncio.Event(), asyncio.Event()
+        while not self._closed:
             async with serve(self._handle, self.host, self.port) as server:
                 self.port = server.port
                 self._ready.set()
-                await self._crashed.wait()
-            if self._down_for is None:
-                return
-            self._crashed.clear()
-            await asyncio.sleep(self._down_for)
-            self._down_for = None
+                await self._ending.wait()
+            self._ending.clear()
+            if not self._closed:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._restarted.wait(), self._down_for)
+                self._restarted.clear()
 
-    def _crash(self, seconds: float) -> None:
+    def _crash(self, seconds: float | None) -> None:
         self._down_for = seconds
-        self._crashed.set()
+        self._ending.set()
 
     # Control
 
@@ -384,51 +360,16 @@ class EngineDouble:
             aborted = served.aborted.is_set()
             if aborted and served.fault.kind != "finish_on_abort":
                 count = 1 if served.fault.kind == "token_on_abort" else 0
-                yield self._take(served, count), "abort", None
+                yield take(served, self.weight_version, count), "abort", None
                 return
-            count = served.max_tokens if aborted else _frame_size(served, self.frame_tokens)
+            count = served.max_tokens if aborted else frame_size(served, self.frame_tokens)
             if hold is not None and served.end < hold:
                 count = min(count, hold - served.end)
-            tokens = self._take(served, min(count, served.max_tokens - len(served.versions)))
-            finish, stop = self._finish(served, tokens, params)
+            tokens = take(served, self.weight_version, min(count, served.max_tokens - len(served.versions)))
+            finish, stop = finish_of(served, tokens, params)
             yield tokens, finish, stop
             if finish is not None:
                 return
-
-    def _take(self, served: Served, count: int) -> list[int]:
-        tokens = expected_tokens(served.prompt, served.end, count)
-        served.versions += [self.weight_version] * len(tokens)
-        return tokens
-
-    def _finish(self, served: Served, tokens: list[int], params: dict[str, Any]) -> tuple[str | None, Any]:
-        """Cut off what comes after a stop, and say why it ends. Stop strings see this request's text alone."""
-        first = len(served.versions) - len(tokens)
-        for place in range(len(tokens)):
-            stop = _stop(served, first + place, params)
-            if stop is not None:
-                del tokens[place + 1 :], served.versions[first + place + 1 :]
-                return "stop", stop
-        end = ends_at(served.prompt)
-        if end is not None and served.end >= end:
-            return "stop", None
-        return ("length", None) if len(served.versions) >= served.max_tokens else (None, None)
-
-
-def _stop(served: Served, place: int, params: dict[str, Any]) -> int | str | None:
-    ids, strings = params.get("stop_token_ids") or (), params.get("stop") or ()
-    if not ids and not strings:
-        return None
-    said = expected_tokens(served.prompt, served.start, place + 1)
-    if said[-1] in ids and said[-1] != EOS:
-        return said[-1]
-    text = decode(said)
-    return next(
-        (each for each in ([strings] if isinstance(strings, str) else strings) if text.endswith(each)), None
-    )
-
-
-def _frame_size(served: Served, most: int) -> int:
-    return 1 + zlib.crc32(f"{served.number}:{served.end}".encode()) % most
 
 
 async def _first(*events: asyncio.Event) -> None:

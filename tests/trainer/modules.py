@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
 from trainer.sample_double import Sample
 from trainer.truth import Tokenizer
 
@@ -94,7 +95,7 @@ def _rollout(trainer: TrainerDouble) -> dict[str, Any]:
 
 
 def _types() -> dict[str, Any]:
-    from trainer.trainer_double import EvaluationOutput, Output
+    from trainer.rollout_double import EvaluationOutput, Output
 
     return {"RolloutFnTrainOutput": Output, "RolloutFnEvalOutput": EvaluationOutput}
 

@@ -1,7 +1,8 @@
 """A plain generate function: stream and append, nothing recorded, nothing retried.
 
 It shows that the loop and the engine double agree on clean runs. With a `bug` it makes one of the mistakes
-that the checks exist for. It takes weight versions from the field on every frame, so that a cancel loses none.
+that the checks exist for. Weight
+versions come from the field on every frame, so that a cancel loses none.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Sample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append what the engine (or, not trainable, the environment) said. Terminal figures: the caller's."""
+        """Append what the engine (not trainable: the environment) said; `meta_info` is not read."""
         new = list(tokens or [])
         if new and trainable and log_probs is None:
             raise ValueError("trainable tokens need log-probs")

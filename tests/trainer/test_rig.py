@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+
 from trainer.checks import open_spans
 from trainer.engine_double import EngineDouble
 from trainer.faults import EVERY_FAULT, Fault, InOrder, Seeded
 from trainer.reference import BUGS, reference
 from trainer.sample_double import FIELDS, Sample, Status
-from trainer.trainer_double import LAYOUTS, NEW_VIME, OLD_VIME, SLIME, Layout, Stuck
+from trainer.trainer_double import LAYOUTS, NEW_VIME, OLD_VIME, SLIME, Layout, Stuck, TrainerDouble
 from trainer.truth import (
     EOS,
     Tokenizer,
@@ -87,8 +88,8 @@ async def test_vllm_frames_have_the_shape_of_the_real_ones():
     *deltas, usage = frames
     assert set(deltas[0]) == {"request_id", "usage", "output_mode", "choices"}
     assert set(deltas[0]["choices"][0]) == {
-        "index", "finish_reason", "stop_reason", "token_ids", "routed_experts", "sampling_mask", "weight_versions",
-        "logprobs",
+        "index", "finish_reason", "stop_reason", "token_ids", "routed_experts", "sampling_mask",
+        "weight_versions", "logprobs",
     }  # fmt: skip
     assert [token for each in deltas for token in each["choices"][0]["token_ids"]] == expected_tokens(
         prompt, 0, 5
@@ -141,7 +142,7 @@ async def test_sglang_repeats_the_output_unless_it_is_incremental(incremental: b
         frames = await _stream(engine, prompt, "/generate", body)
     shown = [[token for _, token, _ in each["meta_info"]["output_token_logprobs"]] for each in frames]
     said = expected_tokens(prompt, 0, 7)
-    assert (sum(shown, []) if incremental else shown[-1]) == said
+    assert ([token for each in shown for token in each] if incremental else shown[-1]) == said
     assert frames[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": EOS}
     assert frames[-1]["meta_info"]["completion_tokens"] == 7
 
@@ -150,7 +151,7 @@ async def test_the_whole_answer_is_the_stream_in_one():
     prompt = Tokenizer().encode(prompt_text(1, tokens=7))
     body = {"token_ids": prompt, "sampling_params": {"max_tokens": 4, "logprobs": 1}}
     with EngineDouble() as engine:
-        answer = httpx.post(f"{engine.url}/inference/v1/generate", json=body, trust_env=False).json()
+        answer = (await _ask(engine, "POST", "/inference/v1/generate", body)).json()
     assert answer["choices"][0]["token_ids"] == expected_tokens(prompt, 0, 4)
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 4
@@ -240,7 +241,7 @@ async def test_an_abort_ends_in_four_ways(kind: Any, finish: str | None, tokens:
     with EngineDouble(plan=InOrder([Fault(kind)])) as engine:
         stream = asyncio.ensure_future(_stream(engine, prompt))
         await _until(lambda: engine.holding == 1)
-        httpx.post(f"{engine.url}/abort_requests", json={}, trust_env=False)
+        await _ask(engine, "POST", "/abort_requests", {})
         frames = [frame for frame in await stream if frame["choices"]]
     assert frames[-1]["choices"][0]["finish_reason"] == finish
     assert sum(len(frame["choices"][0]["token_ids"]) for frame in frames) == tokens
@@ -278,11 +279,12 @@ async def test_a_crash_cuts_every_stream_and_refuses_connections():
     with EngineDouble() as engine:
         stream = asyncio.ensure_future(_stream(engine, prompt))
         await _until(lambda: engine.holding == 1)
-        engine.crash(0.5)
+        engine.crash()
         with pytest.raises(httpx.RemoteProtocolError):
             await stream
         with pytest.raises(httpx.ConnectError):
             await _stream(engine, prompt)
+        engine.restart()
         await _until_answers(engine)
 
 
@@ -293,11 +295,11 @@ async def test_health_tells_a_dead_engine_from_a_slow_one():
             stream = asyncio.ensure_future(_stream(engine, prompt))
             await _until(lambda: len(engine.served) == 1 and engine.served[0].end > 0)
             await asyncio.sleep(0.05)
-            assert httpx.get(f"{engine.url}/health", trust_env=False).status_code == status
+            assert (await _ask(engine, "GET", "/health")).status_code == status
             stream.cancel()
             await asyncio.wait([stream])
             await _until(lambda: not engine._dead)
-            assert httpx.get(f"{engine.url}/health", trust_env=False).status_code == 200
+            assert (await _ask(engine, "GET", "/health")).status_code == 200
 
 
 async def test_a_stream_that_stalls_once_goes_on_when_asked_for_its_health():
@@ -306,7 +308,7 @@ async def test_a_stream_that_stalls_once_goes_on_when_asked_for_its_health():
         stream = asyncio.ensure_future(_stream(engine, prompt))
         await _until(lambda: len(engine.served) == 1 and engine.served[0].end > 0)
         await asyncio.sleep(0.05)
-        httpx.get(f"{engine.url}/health", trust_env=False)
+        await _ask(engine, "GET", "/health")
         frames = await stream
     assert frames[-2]["choices"][0]["finish_reason"] == "stop"
 
@@ -369,7 +371,7 @@ def test_a_clean_run_of_three_steps_has_no_problem(
 
 def test_groups_that_a_filter_drops_are_replaced(rig):
     questions = [prompt_text(number, tokens=10 + number) for number in range(12)]
-    engine, trainer = rig(
+    _, trainer = rig(
         engine={"versions": "field"},
         generate=reference(),
         questions=questions,
@@ -383,7 +385,7 @@ def test_groups_that_a_filter_drops_are_replaced(rig):
 
 def test_evaluation_restarts_its_index_in_every_data_set(rig):
     for layout in (NEW_VIME, OLD_VIME):
-        engine, trainer = rig(
+        _, trainer = rig(
             layout, engine={"versions": "field"}, generate=reference(), questions=TWO_END_TWO_HOLD
         )
         data = trainer.evaluate(0, {"a": TWO_END_TWO_HOLD[:2], "b": TWO_END_TWO_HOLD[:1]}, repeats=2)
@@ -398,7 +400,7 @@ def test_evaluation_restarts_its_index_in_every_data_set(rig):
 
 def test_hooks_and_log_functions_are_called_as_in_the_real_loop(rig):
     seen: list[Any] = []
-    engine, trainer = rig(
+    _, trainer = rig(
         engine={"versions": "field"},
         generate=reference(),
         questions=TWO_END_TWO_HOLD[:2],
@@ -412,7 +414,7 @@ def test_hooks_and_log_functions_are_called_as_in_the_real_loop(rig):
         rewards=len(samples)
     )
     trainer.step(5)
-    assert sorted(seen, key=lambda each: each[0])[0] == (0, None, {"rollout_id": 5, "evaluation": False})
+    assert min(seen, key=lambda each: each[0]) == (0, None, {"rollout_id": 5, "evaluation": False})
     assert trainer.logged == [{"rollout/dropped": 0, "rewards": 4, "rollout/step": 5}]
 
 
@@ -421,7 +423,7 @@ def test_the_modules_are_there_for_as_long_as_the_trainer(rig, layout: Layout):
     other = type(sys)("vime.left_alone")
     sys.modules["vime.left_alone"] = other
     try:
-        engine, trainer = rig(layout, generate=reference(), questions=TWO_END_TWO_HOLD)
+        _, trainer = rig(layout, generate=reference(), questions=TWO_END_TWO_HOLD)
         for name in (layout.rollout, layout.trace, layout.data, f"{layout.root}.utils.http_utils"):
             assert trainer.modules[name] is __import__(name, fromlist=["x"])
         absent = OLD_VIME if layout is NEW_VIME else NEW_VIME
@@ -441,6 +443,31 @@ def test_a_sample_survives_its_dictionary():
     again = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
     assert all(getattr(again, name) == getattr(sample, name) for name in FIELDS)
     assert again.trace == {"events": []}
+
+
+def test_a_checkpoint_of_the_data_source_forgets_the_buffer(rig, tmp_path):
+    """As after a kill: another trainer, an older checkpoint, the same engine."""
+    engine, first = rig(
+        engine={"versions": "field"},
+        generate=reference(),
+        questions=TWO_END_TWO_HOLD,
+        over_sampling=4,
+        abort_when=lambda: engine.holding == 4,
+        save=tmp_path,
+    )
+    first.data_source.save(-1)
+    first.step(0)
+    first.data_source.save(0)
+    assert first.data_source.get_buffer_length() == 2
+    first.__exit__()
+    for checkpoint, index in ((-1, 0), (0, 8)):
+        with TrainerDouble(
+            engine.url, generate=reference(), questions=TWO_END_TWO_HOLD, versions=["0"], load=tmp_path
+        ) as second:
+            second.data_source.load(checkpoint)
+            assert second.data_source.get_buffer_length() == 0
+            assert {sample.index for sample in second.step(1)} == set(range(index, index + 4))
+            assert second.problems == []
 
 
 # What the rig must not let pass
@@ -490,13 +517,13 @@ def test_a_function_that_never_returns_is_stuck(rig):
     async def generate(args, sample, sampling_params):
         await asyncio.Event().wait()
 
-    engine, trainer = rig(generate=generate, questions=TWO_END_TWO_HOLD, timeout=0.2)
+    _, trainer = rig(generate=generate, questions=TWO_END_TWO_HOLD, timeout=0.2)
     with pytest.raises(Stuck, match="0 at 0"):
         trainer.step(0)
 
 
 def test_the_reference_leaves_no_span_open_and_the_stand_in_would(rig):
-    engine, trainer = rig(generate=reference(), questions=TWO_END_TWO_HOLD)
+    _, trainer = rig(generate=reference(), questions=TWO_END_TWO_HOLD)
     sample = Sample()
 
     async def cancelled() -> None:
@@ -547,21 +574,22 @@ async def _stream(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    frames = []
     async with (
         httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(5, read=timeout)) as client,
         client.stream("POST", engine.url + path, json=body) as response,
     ):
         response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                frames.append(json.loads(line[6:]))
-    return frames
+        return [json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {")]
+
+
+async def _ask(engine: EngineDouble, method: str, path: str, body: Any = None) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.request(method, engine.url + path, json=body)
 
 
 async def _until(condition: Any) -> None:
     async def wait() -> None:
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - it happens in the engine's thread
             await asyncio.sleep(0.001)
 
     await asyncio.wait_for(wait(), 10)

@@ -15,13 +15,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import copy
 import importlib
 import threading
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,86 +27,18 @@ from trainer import modules
 from trainer.checks import Watch, WatchedLoop, verify
 from trainer.data_double import DataSource
 from trainer.engine_double import EngineDouble
-from trainer.sample_double import Sample, Status
+from trainer.layouts import LAYOUTS, NEW_VIME, OLD_VIME, SLIME, Layout
+from trainer.rollout_double import FINISHED, Output, RolloutLoop, State, flat
+from trainer.sample_double import Sample
 
-__all__ = ["LAYOUTS", "NEW_VIME", "OLD_VIME", "SLIME", "Layout", "Output", "Stuck", "TrainerDouble"]
-
-FINISHED = (Status.COMPLETED, Status.TRUNCATED)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where one age of one trainer keeps things, and which habits it has."""
-
-    name: str
-    root: str
-    rollout: str
-    trace: str
-    data: str
-    cancels: bool
-    """Cancels the tasks of functions whose `abort_mode` is "request"."""
-    context_step: bool
-    """Sample hooks know the step by context variable as well."""
-    evaluation_sessions: bool
-    """Gives evaluation samples a session."""
-    keeps_only_started: bool
-    """Gives back only groups with an aborted sample that has tokens."""
-    sglang: bool = False
-
-
-NEW_VIME = Layout(
-    "new vime", "vime", "vime.rollout.vllm_rollout", "vime.observability.trace_utils", "vime.data.data_source",
-    cancels=True, context_step=True, evaluation_sessions=True, keeps_only_started=True,
-)  # fmt: skip
-OLD_VIME = Layout(
-    "old vime", "vime", "vime.rollout.vllm_rollout", "vime.utils.trace_utils", "vime.rollout.data_source",
-    cancels=False, context_step=False, evaluation_sessions=False, keeps_only_started=False,
-)  # fmt: skip
-SLIME = Layout(
-    "slime", "slime", "slime.rollout.sglang_rollout", "slime.observability.trace_utils", "slime.rollout.data_source",
-    cancels=False, context_step=False, evaluation_sessions=False, keeps_only_started=False, sglang=True,
-)  # fmt: skip
-LAYOUTS = (NEW_VIME, OLD_VIME, SLIME)
+__all__ = ["LAYOUTS", "NEW_VIME", "OLD_VIME", "SLIME", "Layout", "Stuck", "TrainerDouble"]
 
 
 class Stuck(AssertionError):
     """A step did not come to its end."""
 
 
-@dataclass
-class Output:
-    """Of a rollout function."""
-
-    samples: list[list[Any]]
-    metrics: dict[str, Any] | None = None
-
-
-@dataclass
-class EvaluationOutput:
-    data: dict[str, dict[str, Any]]
-    metrics: dict[str, Any] | None = None
-
-
-class State:
-    """The part of `GenerateState` that tasks share."""
-
-    def __init__(self, trainer: TrainerDouble, args: Any) -> None:
-        self.args = args
-        self.tokenizer = trainer.tokenizer
-        self.processor = None
-        self.semaphore = asyncio.Semaphore(trainer.concurrency)
-        self.sampling_params = trainer.sampling_params
-        self.reset()
-
-    def reset(self) -> None:
-        self.remaining_batch_size = 0
-        self.pendings: set[asyncio.Task[Any]] = set()
-        self.aborted = False
-        self.cancellable_tasks: set[asyncio.Task[Any]] = set()
-        self.active_server_generations = 0
-
-
-class TrainerDouble:
+class TrainerDouble(RolloutLoop):
     def __init__(
         self,
         url: str,
@@ -219,7 +148,7 @@ class TrainerDouble:
 
     # Life
 
-    def __enter__(self) -> TrainerDouble:
+    def __enter__(self) -> TrainerDouble:  # noqa: PYI034 - `Self` came with Python 3.11
         self._stack = contextlib.ExitStack()
         self.modules = self._stack.enter_context(modules.install(self))
         self.loop = WatchedLoop()
@@ -278,25 +207,19 @@ class TrainerDouble:
         module, _, name = path.rpartition(".")
         return getattr(importlib.import_module(module), name)
 
-    def get_state(self, args: Any = None) -> State:
-        """`GenerateState(args)`: the first call makes it."""
-        if self.state is None:
-            self.state = State(self, args or self.args)
-        return self.state
-
     # What the manager process does
 
     def step(self, rollout_id: int) -> list[Sample]:
-        """Generate one step, log it, check every sample that left or went back. Raises what the step raises."""
+        """Generate one step, log it, check every sample of it. Raises what the rollout raises."""
         self.hooks.set_current_rollout_id(rollout_id)
         function = self.load_function(self.args.rollout_function_path)
         started = time.monotonic()
         with self.hooks.rollout_context(rollout_id) if self._step_in_context else contextlib.nullcontext():
             output = function(self.args, rollout_id, self.data_source, evaluation=False)
         groups = output.samples if isinstance(output, Output) else output
-        samples = list(_flat(groups))
+        samples = list(flat(groups))
         metrics = output.metrics if isinstance(output, Output) else None
-        self._check([*samples, *_flat(self.data_source.buffer)])  # and those that go nowhere
+        self._check([*samples, *flat(self.data_source.buffer)])  # and those that go nowhere
         self.delivered += samples
         self._log(rollout_id, samples, metrics, time.monotonic() - started)
         return samples
@@ -338,179 +261,3 @@ class TrainerDouble:
             self.problems += [f"request {each.number} still runs" for each in self.engine.running]
             self.problems += self.engine.violations
             self.engine.violations.clear()
-
-    # The rollout function
-
-    def generate_rollout(self, args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-        if evaluation:
-            return self.run(self._evaluate())
-        output, back = self.run(self._rollout(rollout_id, data_source.get_samples))
-        self.aborted_groups += back
-        if back:
-            data_source.add_samples(back)
-        return output
-
-    async def _rollout(self, rollout_id: int, get_samples: Callable[[int], list[list[Sample]]]) -> Any:
-        state, wanted = self.get_state(), self.args.rollout_batch_size
-        kept: list[list[Any]] = []
-        dropped = 0
-        while len(kept) < wanted:
-            while state.remaining_batch_size < wanted:
-                groups = get_samples(self.args.over_sampling_batch_size)
-                state.pendings |= {asyncio.ensure_future(self.generate_group(group)) for group in groups}
-                state.remaining_batch_size += len(groups)
-            done, state.pendings = await asyncio.wait(state.pendings, return_when=asyncio.FIRST_COMPLETED)
-            for group in [task.result() for task in done]:
-                if not self.keep_group(group):
-                    dropped += 1
-                    state.remaining_batch_size -= 1
-                elif len(kept) < wanted:
-                    kept.append(group)
-        while not self.abort_when():
-            await asyncio.sleep(0.001)
-        back = await self.abort(rollout_id)
-        state.reset()
-        return Output(kept, {"rollout/dropped": dropped}), back
-
-    async def abort(self, rollout_id: int) -> list[list[Any]]:
-        state = self.get_state()
-        state.aborted = True
-        tasks, state.cancellable_tasks = state.cancellable_tasks, set()
-        for task in tasks:
-            task.cancel()
-        told = state.active_server_generations > 0
-        back = []
-        while state.pendings:
-            if told:
-                await self._abort_engine()
-            done, state.pendings = await asyncio.wait(
-                state.pendings, timeout=0.05, return_when=asyncio.FIRST_COMPLETED
-            )
-            back += [task.result() for task in done]
-        if not self.args.partial_rollout:
-            return []
-        if self.layout.keeps_only_started:
-            back = [
-                group
-                for group in back
-                if any(each.status is Status.ABORTED and each.response_length for each in group)
-            ]
-        for sample in _flat(back):
-            if sample.response:
-                sample.metadata.setdefault("start_rollout_id", rollout_id)
-        return back
-
-    async def _abort_engine(self) -> None:
-        host = f"{self.args.sglang_router_ip}" if self.layout.sglang else f"{self.args.vllm_router_ip}"
-        port = self.args.sglang_router_port if self.layout.sglang else self.args.vllm_router_port
-        for worker in (await self.http.get(f"http://{host}:{port}/workers"))["workers"]:
-            if self.layout.sglang:
-                await self.http.post(f"{worker['url']}/abort_request", {"abort_all": True})
-            else:
-                await self.http.post(f"{worker['url']}/abort_requests", {})
-
-    async def generate_group(self, group: list[Sample], evaluation: bool = False) -> list[Any]:
-        if self.get_state().aborted:
-            return group
-        for sample in group:
-            sample.session_id = sample.session_id or str(uuid.uuid4())
-        tasks = [asyncio.ensure_future(self.generate_one(sample, evaluation)) for sample in group]
-        return list(await asyncio.gather(*tasks))
-
-    async def generate_one(self, sample: Sample, evaluation: bool = False) -> Any:
-        args, state = self.args, self.get_state()
-        if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
-            sample.loss_mask = [0] * sample.response_length
-            self._masked[id(sample)] = (sample, sample.response_length)
-        if sample.status in FINISHED:
-            return sample
-        async with state.semaphore:
-            await asyncio.sleep(0)
-            if state.aborted:
-                sample.status = Status.ABORTED
-                return sample
-            result = await self._call(sample, evaluation)
-        result = await self.hooks.apply_rollout_sample_hooks(args, result, evaluation=evaluation)
-        for each in _flat([result]):
-            if each.status is not Status.ABORTED and each.reward is None:
-                await asyncio.sleep(0)  # a reward model takes its time
-                each.reward = float(each.status is Status.COMPLETED)
-        return result
-
-    async def _call(self, sample: Sample, evaluation: bool) -> Any:
-        """One call of the generate function, with all that must hold around it."""
-        args, state = self.args, self.get_state()
-        function = self.load_function(sample.generate_function_path or args.custom_generate_function_path)
-        params = self.sampling_params
-        before = copy.deepcopy(params)
-        takes_evaluation = "evaluation" in modules.parameters(function)
-        call = function(args, sample, params, **({"evaluation": evaluation} if takes_evaluation else {}))
-        self.watch.add(sample, len(self.tokenizer.encode(sample.prompt)))
-        try:
-            if self.layout.cancels and getattr(function, "abort_mode", None) == "request":
-                result = await self._cancellable(sample, call)
-            else:
-                state.active_server_generations += 1
-                try:
-                    result = await call
-                finally:
-                    state.active_server_generations -= 1
-        finally:
-            self.watch.look()
-            self.watch.remove(sample)
-        if params != before:
-            self.problems.append(
-                f"sample {sample.index}: sampling_params were changed from {before} to {params}"
-            )
-            params.clear()
-            params.update(before)
-        self._generated += _flat([result])
-        if result is not sample and not isinstance(result, list):
-            self.problems.append(f"sample {sample.index}: another object came back")
-        if isinstance(result, Sample) and result.status is Status.PENDING:
-            self.problems.append(f"sample {sample.index} came back pending")
-        return result
-
-    async def _cancellable(self, sample: Sample, call: Awaitable[Any]) -> Any:
-        tasks, task = self.get_state().cancellable_tasks, asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            return await call
-        except asyncio.CancelledError:
-            if task in self.get_state().cancellable_tasks:
-                raise
-            sample.status = Status.ABORTED
-            return sample
-        finally:
-            self.get_state().cancellable_tasks.discard(task)
-
-    async def _evaluate(self) -> EvaluationOutput:
-        results = await asyncio.gather(*(self._evaluate_one(texts) for texts in self._datasets.values()))
-        return EvaluationOutput(dict(zip(self._datasets, results, strict=True)))
-
-    async def _evaluate_one(self, texts: list[str]) -> dict[str, Any]:
-        samples = []
-        for text in texts:
-            original = Sample(prompt=text)
-            for _ in range(self._repeats):
-                sample = copy.deepcopy(original)
-                sample.index = len(samples)
-                if self.layout.evaluation_sessions:
-                    sample.session_id = str(uuid.uuid4())
-                samples.append(sample)
-        results = await asyncio.gather(*(self.generate_one(sample, evaluation=True) for sample in samples))
-        done = sorted(_flat(results), key=lambda sample: sample.index)
-        return {
-            "samples": done,
-            "rewards": [sample.reward for sample in done],
-            "truncated": [sample.status is Status.TRUNCATED for sample in done],
-        }
-
-
-def _flat(nested: Iterable[Any]) -> Iterable[Sample]:
-    for each in nested:
-        if isinstance(each, list):
-            yield from _flat(each)
-        else:
-            yield each

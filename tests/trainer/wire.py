@@ -7,15 +7,12 @@ import json
 import random
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
-
-from trainer.faults import Delivery
-from trainer.truth import EOS, decode, expected_logprob
+from typing import Any, Protocol
 
 from rollout_log.http_server import Responder
-
-if TYPE_CHECKING:
-    from trainer.engine_double import Served
+from trainer.faults import Delivery
+from trainer.served import Served
+from trainer.truth import EOS, decode, expected_logprob
 
 __all__ = ["Encoder", "SglangEncoder", "VllmEncoder", "Wire"]
 
