@@ -52,7 +52,7 @@ def read_groups(data: bytes, limit: int) -> Iterator[tuple[Group, list[bytes]]]:
     if len(data) < _FILE.size:
         raise LogDamaged(f"packed columns: {len(data)} bytes are too few")
     magic, version, several = _FILE.unpack_from(data)
-    if magic != MAGIC:
+    if magic != MAGIC or version == 0:
         raise LogDamaged("packed columns: the bytes do not begin like packed columns")
     if version > VERSION:
         raise LogTooNew(f"packed columns of version {version}; this release reads up to {VERSION}: upgrade")

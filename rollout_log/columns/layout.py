@@ -113,8 +113,6 @@ class Form(_Array, frozen=True):
 class Node(_Array, frozen=True):
     """What is at one path. Columns are numbers in the group's table, -1 where there is none."""
 
-    name: bytes
-    """The path's last step: `.key`, `[]` (items of a list), `[0]` (a place in it), `{}` (values of a map)."""
     forms: list[Form] = []
     choice: int = -1
     """Which form each value has, when there are several."""

@@ -9,7 +9,7 @@ from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from rollout_log.columns.reader import ColumnReader
-from rollout_log.columns.rendering import Branch, gather, label
+from rollout_log.columns.rendering import Branch, gather, steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,11 +105,9 @@ def _rest(path: str) -> str:
 
 
 def _paths(node: Node, above: str) -> Iterator[str]:
-    path = above + label(node)
-    if path:
-        yield path
-    for child in node.children:
-        yield from _paths(child, path)
+    for step, child in zip(steps(node), node.children, strict=True):
+        yield above + step
+        yield from _paths(child, above + step)
 
 
 def _with_nan(values: array[int] | array[float], others: dict[int, bytes]) -> Numbers:

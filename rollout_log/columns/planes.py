@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import sub
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ __all__ = ["LEVEL", "decode_ints", "encode_ints", "inflate", "join", "little", "
 
 LEVEL = 19
 """Of zstd: packing is done once, in the background."""
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -64,20 +65,24 @@ def _size(width: int) -> int:
     return next(size for size in _UNSIGNED if size >= width)
 
 
+def _range(values: Sequence[int]) -> tuple[int, int]:
+    """Return a base, 0 where that costs nothing, and the bytes that each value takes above it."""
+    low, high = min(values), max(values)
+    width = _width(high - low)
+    return (0 if low >= 0 and 0 < _width(high) == width else low), width
+
+
 def encode_ints(values: Sequence[int], keep: Callable[[bytes], Plane]) -> Ints:
     """Describe integers of 64 bits, handing each plane to `keep`."""
     if not values:
         return Ints(0, [])
-    low, high = min(values), max(values)
-    base = 0 if low >= 0 and _width(high) == _width(high - low) and low != high else low
+    base, width = _range(values)
     start, deltas, numbers = 0, False, values
-    if high - low > 0:
+    if width:
         steps = list(map(sub, values[1:], values))
-        least, most = min(steps), max(steps)
-        if _width(most - least) < _width(high - base):
-            start, deltas, numbers, low, high = values[0], True, steps, least, most
-            base = 0 if least >= 0 and _width(most) == _width(most - least) and least != most else least
-    width = _width(high - base)
+        least, narrower = _range(steps)
+        if narrower < width and _LEAST <= least <= _MOST:
+            base, width, start, deltas, numbers = least, narrower, values[0], True, steps
     if width == 0:
         return Ints(base, [], deltas, start)
     size = _size(width)
@@ -90,13 +95,13 @@ def decode_ints(column: Ints, n: int, find: Callable[[Plane, int], bytes]) -> ar
     if n == 0:
         return array("q")
     width = len(column.planes)
-    if width > 8 or not -(1 << 63) <= column.base < 1 << 63 or not -(1 << 63) <= column.start < 1 << 63:
+    if width > 8 or not (_LEAST <= column.base <= _MOST and _LEAST <= column.start <= _MOST):
         raise LogDamaged("packed columns: an integer column is wider than 64 bits")
     m = n - 1 if column.deltas else n
     if width == 0:
         if not column.deltas:
             return array("q", [column.base]) * n
-        numbers: Iterable[int] = (column.base,) * m
+        numbers: Iterable[int] = repeat(column.base, m)
     else:
         unsigned = join([find(plane, m) for plane in column.planes], _UNSIGNED[_size(width)], m)
         base = column.base

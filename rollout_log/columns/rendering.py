@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from itertools import accumulate, chain, groupby, islice, repeat
 from operator import sub
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from rollout_log.columns.reader import ColumnReader
 
-__all__ = ["Branch"]
+__all__ = ["Branch", "gather", "steps"]
 
 _DEPTH = 64
 _UNROLLED = 16
@@ -183,8 +184,7 @@ class Branch:
         """Return the branches on a path below this one with their place among their siblings."""
         if not path:
             return []
-        for place, node in enumerate(self.node.children):
-            name = label(node)
+        for place, name in enumerate(steps(self.node)):
             if path.startswith(name):
                 child = self.children[place]
                 rest = child.descend(path[len(name) :])
@@ -214,9 +214,27 @@ def gather(upper: Sequence[int] | None, lower: Sequence[int] | None) -> Sequence
     return list(map(sub, reached, chain((0,), reached)))
 
 
-def label(node: Node) -> str:
-    """Return a node's step as text."""
-    return node.name.decode(errors="backslashreplace")
+_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:\s*\Z', re.DOTALL).search
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z").match
+
+
+def steps(node: Node) -> list[str]:
+    """Return the step of a path that leads to each child: `.key`, `[]`, `[0]` or `{}`."""
+    names = [""] * len(node.children)
+    for form in node.forms:
+        if form.kind in {LIST, MAP}:
+            names[form.children[0]] = "[]" if form.kind == LIST else "{}"
+        elif form.kind == RECORD:
+            for place, child in enumerate(form.children):
+                key = _KEY(form.literals[place])
+                names[child] = (
+                    f"[{place}]" if key is None else _step(key[1].decode(errors="backslashreplace"))
+                )
+    return names
+
+
+def _step(key: str) -> str:
+    return f".{key}" if _PLAIN(key) else f'."{key}"'
 
 
 def _escape(literal: bytes) -> bytes:

@@ -6,7 +6,6 @@ same skeleton then move column by column.
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from itertools import chain, groupby, repeat
 from operator import itemgetter
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tree", "grow"]
 
-_NAME = re.compile(rb'"([A-Za-z_][A-Za-z0-9_-]*)"\Z').match
 _MAP_FROM = 12
 """An object whose keys come in more sets than this is a map: its keys are values."""
 _T = TypeVar("_T")
@@ -126,16 +124,16 @@ class Tree:
         for child in self.children.values():
             yield from child.columns()
 
-    def write(self, writer: ColumnWriter, name: bytes = b"") -> Node:
+    def write(self, writer: ColumnWriter) -> Node:
         """Encode all columns below and return the node that finds them."""
         choice, scalars, counts, keys = self._columns(writer)
-        children = [child.write(writer, label) for label, child in self.children.items()]
+        children = [child.write(writer) for child in self.children.values()]
         places = {label: place for place, label in enumerate(self.children)}
         forms = [
             Form(kind, list(literals), [places[label] for label in names])
             for kind, literals, names in self.forms
         ]
-        return Node(name, forms, choice, scalars, counts, keys, children)
+        return Node(forms, choice, scalars, counts, keys, children)
 
     def _columns(self, writer: ColumnWriter) -> tuple[int, int, int, int]:
         chosen = list(chain.from_iterable(repeat(form, times) for form, times in self.choices))
@@ -287,17 +285,12 @@ class _Program:
             mark + key + colon
             for mark, key, colon in zip(value.marks, value.keys, value.colons, strict=False)
         ]
-        names = [_name(key) for key in value.keys]
+        names = value.keys
         steps.forms.append(
             (tree.form(RECORD, [*parts, closing] if parts else [opening + closing], names), -1, False)
         )
-        for key, name, item in zip(value.keys, names, value.values, strict=True):
-            self._place(item, tree.child(name), habits.child(key))
-
-
-def _name(key: bytes) -> bytes:
-    plain = _NAME(key)
-    return b"." + (plain[1] if plain else key)
+        for key, item in zip(value.keys, value.values, strict=True):
+            self._place(item, tree.child(key), habits.child(key))
 
 
 def grow(frames: Sequence[bytes]) -> Tree:
