@@ -23,9 +23,14 @@ from rollout_log.errors import LogDamaged, LogInUse, NotALog
 __all__ = ["Environment", "check_length"]
 
 MAP_SIZE = 1 << 40
-"""Bytes of address space, not of disk: large enough that the map hardly ever grows."""
+"""Bytes of address space, not of disk: large enough that a writer's map hardly ever grows."""
+READ_MAP_SIZE = 1 << 30
+"""The least for reading. A process has room for about a hundred maps of the size above, and a log may
+have more segments."""
 _MAP_LEAST = 1 << 20
 _READERS = 510
+_CHECK_READERS = 256
+"""Commits."""
 
 _registry: dict[str, Environment] = {}
 _registry_lock = threading.Lock()
@@ -43,6 +48,8 @@ class Environment:
         self._tables = tables
         self._first = first
         self._broken = False
+        self._commits = 0
+        self._name = ""
         self._pid = os.getpid()
         self._references = 1
         self._gate = threading.Condition()
@@ -71,6 +78,7 @@ class Environment:
                     f"{path} is open for reading in this process, so it cannot be opened for writing"
                 )
             made = _registry[name] = cls(path, tables, create, first)
+            made._name = name
             return made
 
     def release(self) -> None:
@@ -81,16 +89,21 @@ class Environment:
             self._references -= 1
             if self._references:
                 return
-            del _registry[os.path.realpath(self.path)]
+            del _registry[self._name]
             with self._shut():
                 self._env.close()
 
     @contextlib.contextmanager
     def read(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """Yield a read transaction. Keep it short, do not nest it, hold it across no yield."""
-        transaction = self._begin()
+        """Yield a read transaction, short and not nested; what LMDB raises in it becomes `LogDamaged`."""
+        try:
+            transaction = self._begin()
+        except lmdb.Error as error:
+            raise LogDamaged(f"{self.path} cannot be read: {error}") from error
         try:
             yield transaction
+        except lmdb.Error as error:
+            raise LogDamaged(f"{self.path} cannot be read: {error}; run `rollout-log verify`") from error
         finally:
             transaction.abort()
             self._leave()
@@ -105,6 +118,9 @@ class Environment:
                 with self._env.begin(write=True) as transaction:
                     for table, key, value in rows:
                         transaction.put(key, value, db=self.table(table))
+                self._commits += 1
+                if self._commits % _CHECK_READERS == 0:
+                    self._env.reader_check()  # readers that were killed keep pages from being used again
                 return
             except (lmdb.MapFullError, lmdb.MapResizedError):
                 self._grow()
@@ -137,7 +153,7 @@ class Environment:
         self._broken = False
 
     def _open(self) -> None:
-        size = MAP_SIZE
+        size = MAP_SIZE if self.writable else max(READ_MAP_SIZE, 2 * self.path.stat().st_size)
         while True:
             try:
                 self._env = self._open_at(size)

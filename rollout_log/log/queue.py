@@ -80,6 +80,8 @@ class Queue:
         self._queued = 0
         """Bytes of both, roughly."""
         self._waiters: list[Waiter] = []
+        self._wanted: dict[int, int] = {}
+        """Samples that somebody waits for, or did: who gives up does not call off the commit."""
         self._due: float | None = None
         """When the window of the oldest event ends."""
         self._gathered: float | None = None
@@ -173,6 +175,7 @@ class Queue:
                 waiter.settle()
                 return waiter
             self._waiters.append(waiter)
+            self._wanted.update(targets)
             if self._gathered is None:
                 self._gathered = time.monotonic() + GATHER_S
                 self._work.notify()
@@ -238,8 +241,6 @@ class Queue:
             done = [waiter for waiter in self._waiters if self._reached(waiter.targets)]
             if done:
                 self._waiters = [waiter for waiter in self._waiters if not self._reached(waiter.targets)]
-            if self._waiters and self._gathered is None:
-                self._gathered = time.monotonic() + GATHER_S
         wake(done, result=True)
         return recovered
 
@@ -333,11 +334,11 @@ class Queue:
         if everything or due or self._queued > COMMIT_BYTES:
             wanted = list(self._dirty.values())
         else:
-            samples = {sample: None for waiter in self._waiters for sample in waiter.targets}
-            wanted = [self._dirty[sample] for sample in samples if sample in self._dirty]
+            wanted = [self._dirty[sample] for sample in self._wanted if sample in self._dirty]
         for state in wanted:
             del self._dirty[state.ordinal]
         self._gathered = None
+        self._wanted.clear()
         if not self._dirty:
             self._due = None
         return [state.take() for state in wanted]

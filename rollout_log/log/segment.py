@@ -161,22 +161,19 @@ class Segment:
         while True:
             copied: list[tuple[bytes, bytes]] = []
             held = 0
-            try:
-                with (
-                    self._environment.read() as transaction,
-                    transaction.cursor(db=self._environment.table(table)) as cursor,
-                ):
-                    there = cursor.set_range(start) if start else cursor.first()
-                    while there and len(copied) < _ROWS_AT_ONCE and held < _BYTES_AT_ONCE:
-                        key, data = cursor.item()
-                        if not key.startswith(prefix):
-                            there = False
-                            break
-                        copied.append((key, data))
-                        held += len(data)
-                        there = cursor.next()
-            except lmdb.Error as error:
-                raise LogDamaged(f"{self.path} cannot be read: {error}; run `rollout-log verify`") from error
+            with (
+                self._environment.read() as transaction,
+                transaction.cursor(db=self._environment.table(table)) as cursor,
+            ):
+                there = cursor.set_range(start) if start else cursor.first()
+                while there and len(copied) < _ROWS_AT_ONCE and held < _BYTES_AT_ONCE:
+                    key, data = cursor.item()
+                    if not key.startswith(prefix):
+                        there = False
+                        break
+                    copied.append((key, data))
+                    held += len(data)
+                    there = cursor.next()
             yield from copied
             if not there or not copied:
                 return

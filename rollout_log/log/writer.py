@@ -190,10 +190,7 @@ class Log:
             return True
         if self.durability == "strict":
             return await self._await(waiter)
-        try:
-            done = await asyncio.wait_for(self._await(waiter), self._late)
-        except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-            done = False
+        done = await self._await(waiter, self._late)
         if not done:
             self._queue.count_late()
         return done
@@ -234,9 +231,12 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _await(self, waiter: Waiter) -> bool:
+    async def _await(self, waiter: Waiter, timeout: float | None = None) -> bool:
+        if waiter.future is None:
+            return False
         try:
-            return waiter.future is not None and await waiter.future
+            done, _ = await asyncio.wait((waiter.future,), timeout=timeout)
+            return bool(done) and waiter.future.result()
         finally:
             self._queue.forget(waiter)
 

@@ -85,7 +85,7 @@ def test_a_map_that_another_process_outgrew_is_opened_larger(path, begin):
         """
         import sys
         from rollout_log.log import LogReader, environment
-        environment.MAP_SIZE = 1 << 18
+        environment.READ_MAP_SIZE = 1 << 18
         with LogReader.open(sys.argv[1]) as reader:
             ref = reader.find("key")
             for line in sys.stdin:
