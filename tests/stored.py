@@ -13,12 +13,19 @@ from rollout_log.view import SampleView, view
 
 
 def store(path: Path, samples: Iterable[Sequence[Event]]) -> Path:
-    """Write samples, in this order, each with the summary its events alone give."""
+    """Write samples, in this order; what one continues has to come before it."""
+    folded: dict[tuple[str, str, int], Rollout] = {}
     with Log.open(path) as log:
         for events in samples:
             opened = events[0]
             assert isinstance(opened, Opened)
-            log.append(log.create(opened), 0, events, summarize(fold(enumerate(events))))
+            state = None
+            if opened.continues is not None:
+                older = folded.get((opened.run, opened.key, opened.continues[0]))
+                state = older and Rollout.continue_from(older, opened.continues[1])
+            rollout = fold(enumerate(events), state)
+            folded[opened.run, opened.key, opened.incarnation] = rollout
+            log.append(log.create(opened), 0, events, summarize(rollout))
         assert log.flush_sync()
     return path
 
