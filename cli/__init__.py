@@ -27,6 +27,7 @@ VERBS = {
     "steps": "Print a line for each step: what became of its samples, and what it cost.",
     "show": "Show one sample: its requests, its tokens and who made them, its problems.",
     "verify": "Check a log: its bytes, and the problems of every sample.",
+    "export": "Write samples in another format: a trace to look at, or a table.",
     "schema": "Print the JSON Schema of what a verb prints with --json.",
     "version": "Print the version of rollout-log.",
 }

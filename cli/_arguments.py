@@ -13,7 +13,9 @@ from rollout_log.log import LogReader, Ref
 
 __all__ = ["Json", "LogPath", "Tokenizer", "find"]
 
-LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="A log, or a directory of logs: read as one.")]
+LogPath = Annotated[
+    Path, typer.Argument(metavar="LOG", help="A log, a directory of logs (read as one), or a fixture.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; `rollout-log schema` has its schema.")]
 Tokenizer = Annotated[
     str | None,

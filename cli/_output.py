@@ -7,14 +7,12 @@ JSON is ASCII, so it needs no `safe`.
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
+from rollout_log.ascii_json import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,25 +44,6 @@ def _show(char: str) -> str:
     if char in _JOINERS or unicodedata.category(char) not in _HOSTILE:
         return char
     return _NAMED.get(char) or char.encode("unicode_escape", "surrogatepass").decode("ascii")
-
-
-def to_json(value: Any) -> str:
-    """Write one value as ASCII JSON without line breaks; NaN and infinities become null.
-
-    Takes structs, dataclasses, paths and bytes (base64) as well.
-    """
-    plain = _finite(msgspec.to_builtins(value, str_keys=True, enc_hook=str))
-    return json.dumps(plain, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
 
 
 def print_json(*values: Any) -> None:

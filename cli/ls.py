@@ -24,9 +24,10 @@ from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._output import print_json, print_table
 from rollout_log.cli._times import brief_clock, parse_time
 from rollout_log.listing import SampleLine, line
-from rollout_log.log import Entry, LogReader
+from rollout_log.log import Entry
 from rollout_log.log.summary import Summary
 from rollout_log.problems import PROBLEMS
+from rollout_log.sources import open_source
 
 STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
 SEVERITIES = ("info", "warning", "error")
@@ -57,7 +58,7 @@ def run(
         raise typer.BadParameter(f"{status!r} is no status: there are {', '.join(STATUSES)}")
     codes = _codes(problem)
     after, before = parse_time(since), parse_time(until)
-    with LogReader.open(log) as reader:
+    with open_source(log) as reader:
         found = _narrow(reader.samples(step=step, status=status), codes, key, after, before)
         if json:
             for entry in found:

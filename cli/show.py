@@ -27,8 +27,9 @@ from rollout_log.cli._times import clock, duration
 from rollout_log.cli._tokenizer import Decode, TokenizerNotFound, load_tokenizer
 from rollout_log.errors import SampleNotFound
 from rollout_log.fold import Rollout
-from rollout_log.log import LogReader, Ref
+from rollout_log.log import Ref
 from rollout_log.problems import PROBLEMS, Problem
+from rollout_log.sources import open_source
 from rollout_log.view import view
 
 
@@ -38,7 +39,7 @@ def run(
     tokenizer: arguments.Tokenizer = None,
     json: arguments.Json = False,
 ) -> None:
-    with LogReader.open(log) as reader:
+    with open_source(log) as reader:
         ref = arguments.find(reader, key)
         rollout = reader.rollout(ref)
     if ref.choice is not None and ref.choice not in rollout.choices:

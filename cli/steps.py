@@ -14,7 +14,7 @@ from __future__ import annotations
 from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._output import print_json, print_table
 from rollout_log.cli._times import brief_clock, duration
-from rollout_log.log import LogReader
+from rollout_log.sources import open_source
 from rollout_log.steps import StepView, by_step
 
 COLUMNS = {
@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def run(log: LogPath, json: Json = False) -> None:
-    with LogReader.open(log) as reader:
+    with open_source(log) as reader:
         steps = by_step(entry.summary for entry in reader.samples())
     if json:
         print_json(*steps)

@@ -45,7 +45,7 @@ def test_what_is_no_log_is_one_line_and_exit_2(verb, options, tmp_path, call):
     empty.mkdir()
     for path, says in (
         (tmp_path / "none", "there is no log at"),
-        (file, "is a file; a log is a directory"),
+        (file, "a log is a directory"),
         (empty, "is not a rollout log"),
         (later, "upgrade rollout-log"),
     ):
