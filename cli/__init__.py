@@ -26,6 +26,7 @@ VERBS = {
     "ls": "List the samples of a log, in the order they began.",
     "steps": "Print a line for each step: what became of its samples, and what it cost.",
     "show": "Show one sample: its requests, its tokens and who made them, its problems.",
+    "diff": "Compare two samples, or one sample in two logs, token by token.",
     "verify": "Check a log: its bytes, and the problems of every sample.",
     "export": "Write samples in another format: a trace to look at, or a table.",
     "schema": "Print the JSON Schema of what a verb prints with --json.",

@@ -23,6 +23,7 @@ TYPES = {
     "show": "rollout_log.view:SampleView",
     "ls": "rollout_log.listing:SampleLine",
     "steps": "rollout_log.steps:StepView",
+    "diff": "rollout_log.comparison:Comparison",
     "verify": "rollout_log.cli.verify:Verdict",
 }
 

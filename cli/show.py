@@ -30,7 +30,7 @@ from rollout_log.fold import Rollout
 from rollout_log.log import Ref
 from rollout_log.problems import PROBLEMS, Problem
 from rollout_log.sources import open_source
-from rollout_log.view import view
+from rollout_log.view import SampleView, view
 
 
 def run(
@@ -42,14 +42,17 @@ def run(
     with open_source(log) as reader:
         ref = arguments.find(reader, key)
         rollout = reader.rollout(ref)
+    decode = tokenizer_for(rollout, tokenizer)
+    if json:
+        print_json(sample_view(rollout, ref, decode))
+    else:
+        _print(rollout, ref, decode)
+
+
+def _check_choice(rollout: Rollout, ref: Ref) -> None:
     if ref.choice is not None and ref.choice not in rollout.choices:
         there = ", ".join(f"{ref.key}#{index}" for index in rollout.choices)
         raise SampleNotFound(f"sample {ref.key!r} has no choice {ref.choice}; there are {there}")
-    decode = tokenizer_for(rollout, tokenizer)
-    if json:
-        print_json(json_view(rollout, ref, decode))
-    else:
-        _print(rollout, ref, decode)
 
 
 def tokenizer_for(rollout: Rollout, given: str | None) -> Decode | None:
@@ -66,8 +69,9 @@ def tokenizer_for(rollout: Rollout, given: str | None) -> Decode | None:
         return None
 
 
-def json_view(rollout: Rollout, ref: Ref, decode: Decode | None) -> object:
-    """Return the sample as `schema` describes it."""
+def sample_view(rollout: Rollout, ref: Ref, decode: Decode | None = None) -> SampleView:
+    """Return the sample as `schema` describes it. Raises SampleNotFound for a choice that never was."""
+    _check_choice(rollout, ref)
     name = ref.key if ref.choice is None else f"{ref.key}#{ref.choice}"
     found = view(rollout, name=name, choice=ref.choice)
     found.incarnation, found.run = ref.incarnation, ref.run
@@ -77,6 +81,7 @@ def json_view(rollout: Rollout, ref: Ref, decode: Decode | None) -> object:
 
 
 def _print(rollout: Rollout, ref: Ref, decode: Decode | None) -> None:
+    _check_choice(rollout, ref)
     several = len(rollout.choices) > 1
     choice = rollout.choice(ref.choice) if ref.choice is not None else rollout.choice_or_first()
     _print_facts(rollout, ref)

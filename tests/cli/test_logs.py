@@ -18,6 +18,7 @@ READERS = {
     "steps": [],
     "verify": [],
     "show": ["k"],
+    "diff": ["k", "l"],
 }
 KEYS = [
     "a/b/../../c",
@@ -56,7 +57,7 @@ def test_what_is_no_log_is_one_line_and_exit_2(verb, options, tmp_path, call):
         assert says in result.err
 
 
-@pytest.mark.parametrize("verb", ["ls", "steps", "verify", "show"])
+@pytest.mark.parametrize("verb", ["ls", "steps", "verify", "show", "diff"])
 def test_a_verb_alone_shows_its_example(verb, call):
     result = call(verb)
     assert result.code == 2
@@ -166,7 +167,7 @@ def test_a_schema_describes_what_the_verb_prints(verb, run_log, call):
     assert found.json["$schema"].startswith("https://json-schema.org/")
     name = found.json["$ref"].rpartition("/")[2]
     described = set(found.json["$defs"][name]["properties"])
-    args = ["math-1"] if verb == "show" else []
+    args = {"show": ["math-1"], "diff": ["math-1", "math-2"]}.get(verb, [])
     printed = call(verb, run_log, *args, "--json").json_lines
     assert printed
     for line in printed:
@@ -181,7 +182,7 @@ def test_the_schema_is_that_of_show_by_default(call):
 def test_a_verb_without_a_schema(call):
     result = call("schema", "record")
     assert result.code == 2
-    assert "there are show, ls, steps, verify" in result.err
+    assert "there are show, ls, steps, diff" in result.err
 
 
 def test_files_of_a_log_stay_as_they_are(run_log, call):
