@@ -123,7 +123,10 @@ def _chain(parts: Sequence[Numbers]) -> Numbers:
         return parts[0]
     codes = {part.values.typecode for part in parts}
     code = codes.pop() if len(codes) == 1 else "d" if codes & {"f", "d"} else "q"
-    values: array[int] | array[float] = array(code, chain.from_iterable(part.values for part in parts))
+    values: array[int] | array[float] = array(code)
+    for part in parts:
+        same = part.values.typecode == code
+        values.extend(part.values if same else iter(part.values))  # type: ignore[arg-type]  # one code, one type
     starts = accumulate((len(part.values) for part in parts), initial=0)
     return Numbers(
         values,

@@ -86,7 +86,7 @@ class Branch:
             choices = self._columns.ints(self.node.choice, self.n)
             if min(choices) < 0 or max(choices) >= len(self.node.forms):
                 raise LogDamaged("packed columns: a value takes a form that is not there")
-            chosen = [(self.node.forms[choice], sum(1 for _ in run)) for choice, run in groupby(choices)]
+            chosen = [(self.node.forms[choice], times) for choice, times in _runs(choices)]
         lists = sum(times for form, times in chosen if form.kind in {LIST, MAP})
         counts = self._columns.ints(self.node.counts, lists) if lists else ()
         if lists and min(counts) < 0:
@@ -203,6 +203,16 @@ class Branch:
             else:
                 counts.extend(run.counts)
         return None if counts.count(1) == self.n else counts
+
+
+_SAME = re.compile(rb"(.)\1*", re.DOTALL).finditer
+
+
+def _runs(choices: array[int]) -> Iterator[tuple[int, int]]:
+    """Yield equal numbers in a row, with how many they are."""
+    if max(choices) < 256:
+        return ((found[1][0], found.end() - found.start()) for found in _SAME(bytes(choices.tolist())))
+    return ((choice, len(list(run))) for choice, run in groupby(choices))
 
 
 def gather(upper: Sequence[int] | None, lower: Sequence[int] | None) -> Sequence[int] | None:

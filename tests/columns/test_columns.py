@@ -136,9 +136,10 @@ def test_recorded_streams_come_back(name: str) -> None:
     frames = frames_of(name)
     data = pack(frames, level=3)
     assert unpack(data) == frames
-    if "choices" in read_columns(data).paths:
-        objects = [json.loads(frame) for frame in frames if frame.startswith(b"{")]
-        choices = [choice for frame in objects for choice in frame.get("choices", [])]
+    objects = [json.loads(frame) for frame in frames if frame.startswith(b"{")]
+    assert set().union(*objects) <= {path.partition(".")[0] for path in read_columns(data).paths}
+    choices = [choice for frame in objects for choice in frame.get("choices", [])]
+    if choices:
         ids = [token for choice in choices for token in choice.get("token_ids") or []]
         found = read_columns(data).numbers("choices[].token_ids[]")
         assert (list(found.values) if found else []) == ids
