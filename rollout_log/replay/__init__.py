@@ -6,5 +6,6 @@
 from rollout_log.replay.errors import ReplayMiss
 from rollout_log.replay.matching import Report
 from rollout_log.replay.server import ReplayServer, serve_replay
+from rollout_log.replay.transport import ReplayTransport
 
-__all__ = ["ReplayMiss", "ReplayServer", "Report", "serve_replay"]
+__all__ = ["ReplayMiss", "ReplayServer", "ReplayTransport", "Report", "serve_replay"]

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Sequence
 from typing import Union
 
+from rollout_log.engines.wire import object_in
 from rollout_log.replay.asking import Asked
 from rollout_log.replay.errors import ReplayMiss
+from rollout_log.replay.faults import Faults
 from rollout_log.replay.matching import Cut, Match, Matcher, Report, list_recordings
-from rollout_log.replay.playback import AtCut, Gate, Playback
+from rollout_log.replay.playback import HELD_S, AtCut, Gate, Playback
 from rollout_log.replay.recording import Source
 from rollout_log.replay.script import script_of
 
@@ -33,16 +36,36 @@ _logger = logging.getLogger("rollout_log")
 class Desk:
     """Matches requests, and keeps track of the responses under way."""
 
-    def __init__(self, sources: Sources, *, cut: Cut = "any", at_cut: AtCut = "hold", pace: Pace = 0) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        cut: Cut = "any",
+        at_cut: AtCut = "hold",
+        pace: Pace = 0,
+        faults: Faults | None = None,
+    ) -> None:
         recordings = [each for source in open_all(sources) for each in list_recordings(source)]
         self.matcher = Matcher(recordings, cut=cut)
         self.at_cut = at_cut
         self.pace = pace_of(pace)
+        self.faults = faults
         self.gate = Gate()
+        """That of the responses that begin now."""
+        self.weight_version: str | None = None
         self.playing: dict[Playback, Match] = {}
+        self._said: float | None = None
 
-    def take(self, asked: Asked, *, final: bool = True) -> Playback:
-        """Begin a response. Raises `ReplayMiss`, which is counted when it is `final`."""
+    @property
+    def running(self) -> bool:
+        """Whether a response is under way that was not stopped by a pause."""
+        return any(each.gate.open for each in self.playing)
+
+    def take(self, asked: Asked, *, faults: Faults | None = None, final: bool = True) -> Playback:
+        """Begin a response, with these faults or the desk's own.
+
+        Raises `ReplayMiss`, which is counted when it is `final`.
+        """
         try:
             match = self.matcher.match(asked)
         except ReplayMiss as miss:
@@ -52,7 +75,13 @@ class Desk:
             raise
         any_cut = self.matcher.cut == "any"
         script = script_of(match, hold=any_cut and self.at_cut == "hold", go=any_cut and self.at_cut == "go")
+        script.weight_version = self.weight_version
+        if (faults := faults or self.faults) is not None:
+            attempt = match.recording.attempts[match.exchange.number] - 1
+            script = faults.strike(script, attempt=attempt)
         playback = Playback(script, pace=self.pace, at_cut=self.at_cut, gate=self.gate)
+        playback.names = _names(asked, script.request_id)
+        playback.on_held = self._say_held
         self.playing[playback] = match
         return playback
 
@@ -60,25 +89,61 @@ class Desk:
         """The response is over, or its client is gone. A second time does nothing."""
         match = self.playing.pop(playback, None)
         if match is not None:
-            self.matcher.release(match, finished=playback.finished)
+            self.matcher.release(match, finished=playback.finished, ended=not playback.struck)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> int:
         """Abort the responses with these ids, or all; returns how many."""
         ids = None if request_ids is None else set(request_ids)
-        chosen = [each for each in self.playing if ids is None or each.script.request_id in ids]
+        chosen = [each for each in self.playing if ids is None or ids & each.names]
         for each in chosen:
             each.abort()
         return len(chosen)
 
-    def open_gate(self, *, open_: bool) -> None:
-        """Let responses go on, or stop them all where they are."""
-        self.gate.open = open_
-        for each in self.playing:
+    def pause(self, mode: str) -> None:
+        """Begin no response, and `keep` those under way where they are, `abort` them, or let them end."""
+        if mode == "keep":
+            self.gate.open = False
+            for each in self.playing:
+                each.gate.open = False
+            return
+        if self.gate.open:
+            self.gate = Gate(is_open=False)
+        if mode == "abort":
+            self.abort()
+
+    def resume(self) -> None:
+        """Let all responses go on."""
+        self.gate.open = True
+        for each in list(self.playing):
+            each.gate.open = True
             each.wake()
 
     def report(self) -> Report:
         """Say what was not asked for, and what was asked for in vain."""
         return self.matcher.report()
+
+    def _say_held(self) -> None:
+        """Say once, when nothing moves any more, what everything waits for."""
+        moved = max((each.moved for each in self.playing), default=0.0)
+        if moved == self._said or not all(each.held for each in self.playing):
+            return
+        if time.monotonic() - moved < HELD_S * 0.9:
+            return
+        self._said = moved
+        names = [match.exchange.name for match in self.playing.values()]
+        _logger.warning(
+            "replay: nothing moves: %d responses are held where their recording was aborted (%s). Abort "
+            "the requests or close their connections, or replay with at_cut='go' or 'end'",
+            len(names),
+            ", ".join(names[:5]) + (", …" if len(names) > 5 else ""),
+        )
+
+
+def _names(asked: Asked, request_id: str | None) -> set[str]:
+    """Return what a client may call a request: the id the response tells, and the one it gave itself."""
+    body = object_in(asked.body)
+    own = [str(body[name]) for name in ("request_id", "rid") if isinstance(body.get(name), str)]
+    return {*own, *(f"generate-tokens-{each}" for each in own), *([request_id] if request_id else [])}
 
 
 def open_all(sources: Sources) -> list[Source]:

@@ -12,6 +12,7 @@ what goes on from tokens it was served stays with it.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -54,6 +55,10 @@ class Recording:
         self.path = first.path
         self.served: set[int] = set()
         """Numbers of the exchanges that were given out."""
+        self.ended: set[int] = set()
+        """Numbers of those whose recorded end has happened: the client that was to abort has done it."""
+        self.attempts: Counter[int] = Counter()
+        """How often each was given out."""
         self.bound = False
         self.busy = False
         self.finished = False
@@ -96,7 +101,7 @@ class Match(NamedTuple):
     offset: int
     """Tokens of the exchange that the client has already."""
     again: bool
-    """The exchange was served before, so that its recorded end has happened."""
+    """Its recorded end has happened already."""
 
 
 class Report(NamedTuple):
@@ -174,6 +179,7 @@ class Matcher:
                 recording.bound = recording.busy = True
                 recording.finished = False
                 recording.served.add(found.exchange.number)
+                recording.attempts[found.exchange.number] += 1
                 return found
         message = _describe(search, len(self.recordings))
         raise ReplayMiss(message, nearest=search.nearest, busy=search.busy)
@@ -182,10 +188,15 @@ class Matcher:
         """Count a miss that nothing will mend."""
         self.misses.append(str(miss))
 
-    def release(self, match: Match, *, finished: bool) -> None:
-        """The response is over; `finished` when the client was given its finish."""
+    def release(self, match: Match, *, finished: bool, ended: bool = True) -> None:
+        """The response is over: `finished` when the client was given its finish, `ended` unless it was a
+        fault that ended it. Then the recorded end is still to come, and the recording as good as unasked."""
         with self._lock:
-            recording = match.recording
+            recording, number = match.recording, match.exchange.number
+            if ended:
+                recording.ended.add(number)
+            else:
+                recording.served.discard(number)
             recording.busy = False
             recording.finished = finished
             if finished and not recording.unserved:
@@ -239,7 +250,7 @@ class Matcher:
                     continue
                 if each.busy:
                     search.busy = True
-                elif match.offset == 0 and not match.again:
+                elif match.exchange.number not in each.served:
                     return match
                 else:
                     later = later or match
@@ -269,7 +280,7 @@ class Matcher:
                 start = len(each.info.token_ids or ())
                 differs = parameter_difference(search.asked.info, each.info, at=start + offset, base=start)
                 if differs is None and (offset < len(each.generated) or not offset):
-                    return Match(recording, each, offset, again=each.number in recording.served)
+                    return Match(recording, each, offset, again=each.number in recording.ended)
                 search.note((len(ids), 0), each.name, differs or "the recording ends there")
         for each in recording.exchanges:
             _compare(search, each, ids)
@@ -283,7 +294,7 @@ class Matcher:
             elif each.number not in recording.served:
                 return Match(recording, each, 0, again=False)
             elif self.cut == "any" and not recording.finished:
-                return Match(recording, each, 0, again=True)
+                return Match(recording, each, 0, again=each.number in recording.ended)
             else:
                 search.used.append(recording.name)
         return None

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from rollout_log.replay.script import Script
@@ -20,7 +19,8 @@ AtCut = Literal["hold", "go", "end"]
 """What a response does where the recorded one was cut by its client: wait for this one's client to do it;
 go on with what the next request got; end as it did."""
 
-_logger = logging.getLogger("rollout_log")
+HELD_S = 10.0
+"""How long a response is held before that is said."""
 
 
 class Wait(NamedTuple):
@@ -38,8 +38,8 @@ class Over(NamedTuple):
 class Gate:
     """Lets playbacks through while it is open."""
 
-    def __init__(self) -> None:
-        self.open = True
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.open = is_open
 
 
 class Playback:
@@ -58,11 +58,22 @@ class Playback:
         self.aborted = False
         self.moved = time.monotonic()
         """When something was last given out."""
-        self._gate = gate or Gate()
+        self.gate = gate or Gate()
+        self.stalls = False
+        """A recorded silence lasts until the client leaves; else the response is over when it was."""
+        self.names: set[str] = set()
+        """Request ids that the response goes by."""
+        self.on_held: Callable[[], None] = lambda: None
+        """Called when it has been held for `HELD_S` seconds."""
         self._started = self.moved
         self._next = 0
         self._late = 0.0
         self._wakers: list[Callable[[], object]] = []
+
+    @property
+    def struck(self) -> bool:
+        """Whether a fault has ended it."""
+        return self.script.faulty and not self.aborted and self._next >= len(self.script.pieces)
 
     @property
     def finished(self) -> bool:
@@ -72,7 +83,7 @@ class Playback:
     def step(self) -> bytes | Wait | Over:
         """Return the next piece, how long to wait for it, or the end."""
         script = self.script
-        if not self._gate.open:
+        if not self.gate.open and not self.aborted:
             return Wait(None)
         if script.hold is not None and self.sent >= script.hold:
             self.held = True
@@ -95,7 +106,7 @@ class Playback:
         return data
 
     def head_wait(self) -> float:
-        """Return the seconds until the headers are due."""
+        """Return the seconds until the headers are due; where there were none, that is not waited for."""
         return max(self._due(self.script.responded), 0.0)
 
     def abort(self) -> None:
@@ -124,6 +135,8 @@ class Playback:
         if script.ending == "left" and self.at_cut == "hold" and not self.aborted:
             self.held = True
             return Wait(None)
+        if script.ending == "stall" and self.stalls and not self.aborted:
+            return Wait(None)
         wait = self._due(script.ended)
         return Wait(wait) if wait > 0 else Over(script)
 
@@ -143,44 +156,62 @@ class Playback:
         self._next = len(self.script.pieces)
 
 
-async def play(playback: Playback) -> AsyncIterator[bytes]:
-    """Yield the pieces when they are due. Holds no task: a cancel inside a wait leaves nothing behind."""
-    loop = asyncio.get_running_loop()
-    waiting: asyncio.Future[None] | None = None
+class play:  # noqa: N801 - used as a function
+    """Iterate over the pieces when they are due.
 
-    def wake() -> None:
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+    An object and not a generator, and without a task: a cancel inside a wait leaves nothing behind.
+    """
 
-    playback.on_wake(lambda: loop.call_soon_threadsafe(wake))
-    while True:
-        step = playback.step()
-        if isinstance(step, bytes):
-            yield step
-            await asyncio.sleep(0)
-        elif isinstance(step, Over):
-            return
-        else:
-            waiting = loop.create_future()
-            timer = loop.call_later(step.seconds, wake) if step.seconds is not None else None
-            try:
-                await waiting
-            finally:
-                waiting = None
-                if timer is not None:
-                    timer.cancel()
+    def __init__(self, playback: Playback) -> None:
+        self._playback = playback
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
+        self._begun = False
+        playback.on_wake(lambda: self._loop.call_soon_threadsafe(self._wake))
+
+    async def head(self) -> None:
+        """Wait until the headers are due."""
+        if (wait := self._playback.head_wait()) > 0:
+            await asyncio.sleep(wait)
+
+    def __aiter__(self) -> play:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._begun:
+            await asyncio.sleep(0)  # others have their turn between two pieces
+        self._begun = True
+        while not isinstance(step := self._playback.step(), bytes):
+            if isinstance(step, Over):
+                raise StopAsyncIteration
+            await self._wait(step.seconds)
+        return step
+
+    async def _wait(self, seconds: float | None) -> None:
+        self._waiting = self._loop.create_future()
+        held = seconds is None
+        timer = self._loop.call_later(HELD_S if seconds is None else seconds, self._wake)
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+            timer.cancel()
+        if held and self._playback.held:
+            self._playback.on_held()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 def play_sync(playback: Playback) -> Iterator[bytes]:
     """Yield the pieces when they are due, blocking in between."""
     woken = threading.Event()
     playback.on_wake(woken.set)
-    while True:
-        woken.clear()
-        step = playback.step()
+    while not isinstance(step := playback.step(), Over):
         if isinstance(step, bytes):
             yield step
-        elif isinstance(step, Over):
-            return
-        else:
-            woken.wait(step.seconds)
+            continue
+        if not woken.wait(HELD_S if step.seconds is None else step.seconds) and playback.held:
+            playback.on_held()
+        woken.clear()

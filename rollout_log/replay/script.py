@@ -52,6 +52,10 @@ class Script:
     streamed: bool = True
     slow: float = 0.0
     """Seconds before each piece, on top of the recorded pace."""
+    faulty: bool = False
+    """It ends as a fault has it, not as it was recorded."""
+    weight_version: str | None = None
+    """Of tokens whose version was not recorded."""
 
     @property
     def size(self) -> int:
@@ -64,8 +68,18 @@ class Script:
     def finished_at(self, sent: int) -> bool:
         """Whether the client has the finish once `sent` bytes are out."""
         if not self.streamed or not self.marks:
-            return self.ending == "eof" and sent >= self.size
+            return self.ending == "eof" and sent >= self.size and not self.faulty
         return any(mark.finished for mark in self.marks if mark.end <= sent)
+
+    def until(self, end: int) -> list[Read]:
+        """Return the pieces of the first `end` bytes."""
+        found, at = list[Read](), 0
+        for piece in self.pieces:
+            if at >= end:
+                break
+            found.append(Read(piece.time, piece.data[: end - at]))
+            at += len(piece.data)
+        return found
 
     def tokens_at(self, sent: int) -> int:
         """Tokens of the frames that are whole once `sent` bytes are out."""
@@ -82,8 +96,9 @@ class Script:
         start = whole[-2].end if len(whole) > 1 else 0
         last = _data(body[start : whole[-1].end]) if whole else None
         frames = abort_frames(self.exchange, last, tokens, self._spans(tokens))
-        time = max((piece.time for piece in _until(self.pieces, end)), default=self.responded)
-        pieces = [*_until(self.pieces, end), *(Read(time, frame) for frame in frames)]
+        pieces = self.until(end)
+        time = max((piece.time for piece in pieces), default=self.responded)
+        pieces += (Read(time, frame) for frame in frames)
         return replace(self, pieces=pieces, hold=None, ending="eof", error=None, ended=time)
 
     def _spans(self, tokens: int) -> list[dict[str, Any]]:
@@ -101,7 +116,7 @@ class Script:
         if spans:
             spans[-1]["end"] = tokens
         elif tokens:
-            version = self.exchange.requested.weight_version or "default"
+            version = self.exchange.requested.weight_version or self.weight_version or "default"
             spans = [{"version": version, "start": 0, "end": tokens}]
         return spans
 
@@ -277,17 +292,6 @@ def _hold_in(pieces: list[Read], marks: list[Mark], last: RecordedExchange) -> i
 
 def _request_id(exchange: RecordedExchange) -> str | None:
     return next((frame.request_id for frame in exchange.decoded if frame.request_id), None)
-
-
-def _until(pieces: Sequence[Read], end: int) -> list[Read]:
-    """Return the pieces of the first `end` bytes."""
-    found, at = [], 0
-    for piece in pieces:
-        if at >= end:
-            break
-        found.append(Read(piece.time, piece.data[: end - at]))
-        at += len(piece.data)
-    return found
 
 
 def _data(wire: bytes) -> bytes:

@@ -12,12 +12,16 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 
+from rollout_log.errors import RolloutLogError
 from rollout_log.http_server import Request, Responder, serve
 from rollout_log.record.headers import KEY_HEADER
 from rollout_log.replay.asking import Asked
+from rollout_log.replay.controls import Controls, settle
 from rollout_log.replay.desk import Desk, Pace, Sources
 from rollout_log.replay.errors import ReplayMiss
+from rollout_log.replay.faults import FAULT_HEADER, Faults
 from rollout_log.replay.matching import Cut, Report
 from rollout_log.replay.playback import AtCut, Playback, play
 
@@ -51,45 +55,58 @@ async def serve_replay(
     pace: Pace = 0,
     cut: Cut = "any",
     at_cut: AtCut = "hold",
+    faults: Faults | None = None,
 ) -> AsyncIterator[ReplayServer]:
     """Serve recordings until the block is left.
 
     `pace` is a factor on the recorded waits, 0 for none, "recorded" for as they were. `cut="any"` serves a
     request from whatever token it goes on from, "exact" only where a recorded one did. `at_cut` says what
     a response does where the recorded one was aborted: "hold" until this client aborts or leaves, "go" on
-    with what the next request got, or "end" as it did.
+    with what the next request got, or "end" as it did. `faults` are put into every response.
     """
-    desk = Desk(source, cut=cut, at_cut=at_cut, pace=pace)
+    desk = Desk(source, cut=cut, at_cut=at_cut, pace=pace, faults=faults)
     handler = _Handler(desk)
     async with serve(handler, host, port) as server:
-        handler.url = server.url
+        handler.controls.url = server.url
+        handler.controls.loopback = ip_address(server.host).is_loopback
         yield ReplayServer(server.host, server.port, server.url, desk)
 
 
 class _Handler:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.url = ""
+        self.controls = Controls(desk)
 
     async def __call__(self, request: Request, responder: Responder) -> None:
+        answer = self.controls.answer(request)
+        if answer is not None:
+            await settle(answer)
+            await responder.answer(answer.status, answer.body, [("content-type", answer.content_type)])
+            return
         key, hint = request.header(KEY_HEADER), request.header("x-session-id")
         asked = Asked.of(request.method, request.target, request.body, key=key, hint=hint)
         try:
-            playback = await self._take(asked)
+            header = request.header(FAULT_HEADER)
+            faults = Faults.parse(header) if header is not None else None
+            playback = await self._take(asked, faults)
         except ReplayMiss as miss:
-            await _refuse(responder, 404, str(miss))
+            await _refuse(responder, 404, miss)
             return
+        except RolloutLogError as error:
+            await _refuse(responder, 400, error)
+            return
+        playback.stalls = True
         try:
             await self._play(playback, responder)
         finally:
             self.desk.leave(playback)
 
-    async def _take(self, asked: Asked) -> Playback:
+    async def _take(self, asked: Asked, faults: Faults | None) -> Playback:
         deadline = asyncio.get_running_loop().time() + _PATIENCE_S
         while True:
             late = asyncio.get_running_loop().time() > deadline
             try:
-                return self.desk.take(asked, final=late)
+                return self.desk.take(asked, faults=faults, final=late)
             except ReplayMiss as miss:
                 if late or not miss.busy:
                     raise
@@ -97,11 +114,11 @@ class _Handler:
 
     async def _play(self, playback: Playback, responder: Responder) -> None:
         script = playback.script
-        if (wait := playback.head_wait()) > 0:
-            await asyncio.sleep(wait)
+        pieces = play(playback)
+        await pieces.head()
         if script.status is not None:
             await responder.start(script.status, script.headers)
-        async for piece in play(playback):
+        async for piece in pieces:
             responder.send(piece)
             await responder.drain()
         await _end(playback, responder)
@@ -115,12 +132,10 @@ async def _end(playback: Playback, responder: Responder) -> None:
         await responder.finish()
     elif ending == "reset":
         responder.reset()
-    elif ending == "stall":
-        await asyncio.Event().wait()
     else:
         responder.cut()
 
 
-async def _refuse(responder: Responder, status: int, message: str) -> None:
-    error = {"message": message, "type": "ReplayMiss", "param": None, "code": status}
-    await responder.answer(status, json.dumps({"error": error}).encode(), _JSON)
+async def _refuse(responder: Responder, status: int, error: RolloutLogError) -> None:
+    told = {"message": str(error), "type": type(error).__name__, "param": None, "code": status}
+    await responder.answer(status, json.dumps({"error": told}).encode(), _JSON)
