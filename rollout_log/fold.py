@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollout_log.engines import Dialect, Frame, RequestInfo, dialect_named
+from rollout_log.engines import Dialect, Frame, RequestInfo, Tokens, dialect_named
 from rollout_log.events import (
     Body,
     Cause,
@@ -272,10 +272,25 @@ class Rollout:
             return
         frame = self._dialect.decode_frame(event.data, self._so_far)
         request.bytes += len(event.data)
-        if frame.done:
-            return
+        if type(frame) is Tokens and (choice := self.choices.get(frame.index)) is not None:
+            self._apply_tokens(request, choice, frame, event.time)
+        elif not frame.done:
+            request.deltas += 1
+            self._apply_frame(request, frame, event.time)
+
+    def _apply_tokens(self, request: Request, choice: Choice, frame: Tokens, time: int) -> None:
+        """What `_apply_frame` would do, for a frame that is nothing but tokens of one choice."""
+        ids = frame.token_ids
+        count = len(ids)
+        choice.extend(ids, frame.logprobs, Origin.GENERATED, request.number)
+        if frame.weight_version is not None:
+            choice.tell_version(frame.weight_version, len(choice.token_ids) - count)
+        self._so_far[frame.index] += count
         request.deltas += 1
-        self._apply_frame(request, frame, event.time)
+        request.tokens += count
+        request.last_time = time
+        if request.first_time is None:
+            request.first_time, request.request_id = time, frame.request_id
 
     def _apply_body(self, event: Body) -> None:
         request = self.requests[-1] if self.requests else None
@@ -293,7 +308,7 @@ class Rollout:
             return
         self._apply_frame(request, frame, event.time)
 
-    def _apply_frame(self, request: Request, frame: Frame, time: int) -> None:
+    def _apply_frame(self, request: Request, frame: Frame | Tokens, time: int) -> None:
         number = request.number
         so_far = self._so_far
         for delta in frame.choices:

@@ -76,10 +76,10 @@ class Choice(msgspec.Struct):
         self, token_ids: Sequence[int], logprobs: Sequence[float] | None, origin: Origin, request: int | None
     ) -> None:
         """Append tokens; a short or absent list of log-probs fills the first of them."""
-        start = len(self.token_ids)
         count = len(token_ids)
         if not count:
             return
+        start = len(self.token_ids)
         self.token_ids += token_ids
         if logprobs is not None and len(logprobs) == count:
             self.logprobs += logprobs

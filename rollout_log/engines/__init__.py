@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollout_log.engines.frame import ChoiceDelta, Dialect, EngineError, Frame, RequestInfo, VersionSpan
+from rollout_log.engines.frame import (
+    ChoiceDelta,
+    Dialect,
+    EngineError,
+    Frame,
+    RequestInfo,
+    Tokens,
+    VersionSpan,
+)
 from rollout_log.engines.openai import OpenAI
 from rollout_log.engines.sglang import SGLang
 from rollout_log.engines.vllm import VLLM
@@ -20,6 +28,7 @@ __all__ = [
     "EngineError",
     "Frame",
     "RequestInfo",
+    "Tokens",
     "VersionSpan",
     "dialect_for",
     "dialect_named",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-__all__ = ["ChoiceDelta", "Dialect", "EngineError", "Frame", "RequestInfo", "VersionSpan"]
+__all__ = ["ChoiceDelta", "Dialect", "EngineError", "Frame", "RequestInfo", "Tokens", "VersionSpan"]
 
 
 class VersionSpan(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +67,32 @@ class Frame(msgspec.Struct, gc=False):
     tokens, or tokens whose log-probs are all missing."""
 
 
+class Tokens(msgspec.Struct, gc=False):
+    """A frame that adds tokens to one choice and says nothing else: nearly all of a stream's are.
+
+    To a reader it is a `Frame` whose other fields have their defaults; being told apart makes it cheap.
+    """
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    weight_version: str | None = None
+    request_id: str | None = None
+
+    usage: ClassVar[None] = None
+    metrics: ClassVar[None] = None
+    error: ClassVar[None] = None
+    prompt_token_ids: ClassVar[None] = None
+    done: ClassVar[bool] = False
+    undecodable: ClassVar[None] = None
+    length_mismatch: ClassVar[None] = None
+
+    @property
+    def choices(self) -> list[ChoiceDelta]:
+        """The one choice's delta."""
+        return [ChoiceDelta(self.index, self.token_ids, self.logprobs)]
+
+
 class RequestInfo(msgspec.Struct, frozen=True, gc=False):
     """What a request body asks for, in terms common to all dialects."""
 
@@ -89,7 +115,7 @@ class Dialect(Protocol):
         """Read a request body; whatever cannot be read is left at its default."""
         ...
 
-    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
+    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame | Tokens:
         """Decode one SSE data frame. `so_far`: tokens of this request by choice, before this frame."""
         ...
 

@@ -7,8 +7,8 @@ on itself. Whatever goes wrong in here stays in here (`broken`): recording never
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
+from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING
 
 from rollout_log.events import Body, Delta, End, Ended, Event, Marked, Reads, Responded, Tail
@@ -38,7 +38,7 @@ class Exchange:
         self._recording = recording
         self._splitter: FrameSplitter | None = None
         self._body: list[bytes] = []
-        self._started_ns = time.monotonic_ns()
+        self._started_ns = monotonic_ns()
         self._last_read = 0
         self._sizes: list[int] = []
         self._times: list[int] = []
@@ -66,16 +66,14 @@ class Exchange:
             self._splitter = FrameSplitter()
         events: list[Event] = [Responded(self.number, status, headers, self._now(), http_version)]
         if not plain:
-            events.append(
-                Marked("encoded_body", {"request": self.number, "encoding": encoding}, time.time_ns())
-            )
+            events.append(Marked("encoded_body", {"request": self.number, "encoding": encoding}, time_ns()))
         self._take(events)
 
     def feed(self, chunk: bytes) -> None:
         """One network read of the body arrived."""
         if self.ended or not chunk:
             return
-        now = self._now()
+        now = (monotonic_ns() - self._started_ns) // 1000
         self._sizes.append(len(chunk))
         self._times.append(now - self._last_read)
         self._last_read = now
@@ -106,7 +104,7 @@ class Exchange:
         if self._sizes:
             events.append(self._reads())
         events.append(Ended(self.number, how, detail, now))
-        self._take(events, summarized=True)
+        self._conclude(events)
 
     async def settle(self) -> bool:
         """Wait for the disk, as the log's durability says; True when everything is on it."""
@@ -114,29 +112,45 @@ class Exchange:
 
     def mark(self, name: str, **fields: object) -> None:
         """Write down something else that happened."""
-        self._take([Marked(name, {"request": self.number, **fields}, time.time_ns())], summarized=True)
+        self._conclude([Marked(name, {"request": self.number, **fields}, time_ns())])
 
     def _reads(self) -> Reads:
         reads = Reads(self.number, self._sizes, self._times)
         self._sizes, self._times = [], []
         return reads
 
-    def _take(self, events: Sequence[Event], *, summarized: bool = False) -> None:
-        """Fold events and hand them to the log."""
+    def _take(self, events: Sequence[Event]) -> None:
+        """Hand events to the log and fold them; in this order, so that a refusal knows what was there."""
         sample = self.sample
         try:
-            length = sample.rollout.length
+            if self._recording and not sample.write(events):
+                self._recording = False
+                sample.miss(sample.rollout.length)
             apply = sample.rollout.apply
             for event in events:
                 apply(event)
-            if self._recording and not sample.write(events, summarized=summarized):
+        except Exception as error:
+            self._break(error)
+
+    def _conclude(self, events: Sequence[Event]) -> None:
+        """Fold events, then hand them to the log with a summary of what the sample is now."""
+        sample = self.sample
+        try:
+            length = sample.rollout.length
+            for event in events:
+                sample.rollout.apply(event)
+            if self._recording and not sample.write(events, summarized=True):
                 self._recording = False
                 sample.miss(length)
         except Exception as error:
-            if self.broken is None:
-                self.broken = error
-                _logger.warning("recording of %r stopped: %s: %s", self.key, type(error).__name__, error)
-            self._recording = False
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """Recording never kills a run; the tap may ask for what is `broken`."""
+        if self.broken is None:
+            self.broken = error
+            _logger.warning("recording of %r stopped: %s: %s", self.key, type(error).__name__, error)
+        self._recording = False
 
     def _now(self) -> int:
-        return (time.monotonic_ns() - self._started_ns) // 1000
+        return (monotonic_ns() - self._started_ns) // 1000

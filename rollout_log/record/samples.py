@@ -72,13 +72,15 @@ class LiveSample:
         log = self._log
         if log is None:
             return False
-        if self._ordinal is None or self._pid != os.getpid():
-            self._create(log)
-            if events and events[0] is self.opened:
-                events = events[1:]
+        summary = None
+        if summarized:
+            if self._ordinal is None or self._pid != os.getpid():  # new, or inherited through a fork
+                self._create(log)
+                if events and events[0] is self.opened:
+                    events = events[1:]
+            summary = summarize(self.rollout)
         if self._ordinal is None:
             return False
-        summary = summarize(self.rollout) if summarized else None
         if events and not log.append(self._ordinal, self._written, events, summary):
             return False
         self._written += len(events)
