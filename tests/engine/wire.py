@@ -1,0 +1,93 @@
+"""What a test says to the engine and hears from it, without any of the package's own code.
+
+Written by hand on purpose: it shows what the engine does today, and the package is compared with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+__all__ = ["GENERATE", "PROMPT", "Answer", "ask", "body", "frames", "read", "stream"]
+
+GENERATE = "/inference/v1/generate"
+PROMPT = [8183, 525, 362, 1449, 198, 1560, 3384, 341, 945, 559, 26, 705, 707, 1247, 452, 329, 800, 855, 452]
+"""`<|im_start|>user …`, 19 tokens."""
+
+JSON = dict[str, Any]
+
+
+@dataclass
+class Answer:
+    """One choice of an answer, streamed or not."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, choice: JSON) -> None:
+        """Append what a choice of a frame, or of a whole answer, carries."""
+        self.token_ids += choice["token_ids"]
+        content = (choice["logprobs"] or {}).get("content") or []
+        self.logprobs += [entry["logprob"] for entry in content]
+        if choice["finish_reason"] is not None:
+            self.finish_reason, self.stop_reason = choice["finish_reason"], choice["stop_reason"]
+
+
+def body(*, prompt: list[int] = PROMPT, stream: bool = True, **sampling: Any) -> JSON:
+    """Return a request; `logprobs` is 1 unless told."""
+    params = {"logprobs": 1, **sampling}
+    return {
+        "model": "tiny",
+        "token_ids": prompt,
+        "sampling_params": params,
+        "stream": stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    }
+
+
+def frames(response: httpx.Response) -> Iterator[JSON]:
+    """Yield the frames of a stream; ends after `[DONE]`, which must be last."""
+    rest = b""
+    done = False
+    for chunk in response.iter_raw():
+        *whole, rest = (rest + chunk).split(b"\n\n")
+        for frame in whole:
+            assert frame.startswith(b"data: "), frame
+            assert not done, frame
+            if frame == b"data: [DONE]":
+                done = True
+            else:
+                yield json.loads(frame[len(b"data: ") :])
+    assert rest == b""
+    assert done
+
+
+def read(all_frames: Iterator[JSON] | list[JSON]) -> dict[int, Answer]:
+    """Add frames up, by the index of the choice."""
+    answers: dict[int, Answer] = defaultdict(Answer)
+    for frame in all_frames:
+        for choice in frame["choices"]:
+            answers[choice["index"]].add(choice)
+    return dict(answers)
+
+
+def stream(http: httpx.Client, url: str, request: JSON) -> list[JSON]:
+    """Return all frames of a streamed request."""
+    with http.stream("POST", url + GENERATE, json=request) as response:
+        assert response.status_code == 200
+        return list(frames(response))
+
+
+def ask(http: httpx.Client, url: str, request: JSON) -> dict[int, Answer]:
+    """Return the answer to the same request, not streamed."""
+    plain = {name: value for name, value in request.items() if name != "stream_options"} | {"stream": False}
+    response = http.post(url + GENERATE, json=plain)
+    assert response.status_code == 200, response.text
+    return read([response.json()])
