@@ -1,6 +1,7 @@
 """The `rollout-log` command: one file per verb, loaded when the verb is called.
 
-To add a verb, write `cli/<verb>.py` and one line of `VERBS`. Its module has
+To add a verb, write `cli/<verb>.py` (`import_.py`, where Python has the word) and one line of `VERBS`. Its
+module has
 
 - a docstring: the first line is the verb's line in `VERBS`; indented paragraphs (the example, which
   every verb has) are shown as they stand, the others are wrapped;
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from keyword import iskeyword
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,9 @@ VERBS = {
     "show": "Show one sample: its requests, its tokens and who made them, its problems.",
     "diff": "Compare two samples, or one sample in two logs, token by token.",
     "verify": "Check a log: its bytes, and the problems of every sample.",
-    "export": "Write samples in another format: a trace to look at, or a table.",
+    "stats": "Print a log in numbers: sizes, rates, latencies, what sealing would gain.",
+    "export": "Write samples in another format: a fixture, a trace to look at, or a table.",
+    "import": "Copy the samples of a fixture, or of another log, into a log.",
     "schema": "Print the JSON Schema of what a verb prints with --json.",
     "version": "Print the version of rollout-log.",
 }
@@ -89,7 +93,7 @@ def load(verb: str) -> Any:  # typer's Command, which it does not export
     """Import a verb's module and make its command."""
     import typer
 
-    module = import_module(f"{__name__}.{verb}")
+    module = import_module(f"{__name__}.{verb}{'_' * iskeyword(verb)}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(verb, help=_help(module))(module.run)
     return typer.main.get_command(app)

@@ -1,11 +1,15 @@
-"""Write samples in another format: a trace to look at, or a table.
+"""Write samples in another format: a fixture, a trace to look at, or a table.
 
-perfetto: a trace for ui.perfetto.dev, with a track a sample. trace: vime's and slime's trace carrier, as .pt
-for their own timeline viewer, else as JSON. jsonl: a sample a line, as `show --json` has it. parquet: a row a
-sample, list columns (takes pyarrow). Without keys and --step it is all samples.
+fixture: whole samples in one text file, which every verb and the pytest plugin read as they do a log;
+compressed where FILE ends in .gz or .zst. --redact leaves out what people and models wrote (text), what the
+trainer knew (metadata), or headers; token ids stay. perfetto: a trace for ui.perfetto.dev, with a track a
+sample. trace: vime's and slime's trace carrier, as .pt for their own timeline viewer, else as JSON. jsonl: a
+sample a line, as `show --json` has it. parquet: a row a sample, list columns (takes pyarrow). Without keys,
+--step and --status it is all samples.
 
 Example:
 
+    rollout-log export runs/today --to fixture --status aborted -o aborted.jsonl
     rollout-log export runs/today --to perfetto --step 12 -o step-12.json
     rollout-log export runs/today --to parquet -o today.parquet
     rollout-log export runs/today --to jsonl -o /dev/stdout math-17 math-18
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -23,10 +27,12 @@ from rollout_log.cli import _arguments as arguments
 from rollout_log.cli._progress import progress
 from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.export.samples import Options, samples_of
+from rollout_log.fixture.redaction import Redaction
 from rollout_log.log import Entry, LogReader
 from rollout_log.sources import open_source
 
-FORMATS = ("perfetto", "trace", "jsonl", "parquet")
+FORMATS = ("fixture", "perfetto", "trace", "jsonl", "parquet")
+REDACTIONS = ("text", "metadata", "headers")
 
 
 def run(
@@ -36,21 +42,30 @@ def run(
     to: Annotated[str, typer.Option(metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only samples of this status.")] = None,
+    redact: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHAT", help=f"fixture: leave out {', '.join(REDACTIONS)}; repeatable."),
+    ] = None,
     chunks: Annotated[bool, typer.Option("--chunks", help="perfetto: mark each data frame.")] = False,
     tokenizer: arguments.Tokenizer = None,
 ) -> None:
     if to not in FORMATS:
         raise typer.BadParameter(f"{to!r} is no format: there are {', '.join(FORMATS)}")
+    for what in redact or ():
+        if what not in REDACTIONS:
+            raise typer.BadParameter(f"{what!r} cannot be redacted: there are {', '.join(REDACTIONS)}")
+    left_out = cast("tuple[Redaction, ...]", tuple(redact or ()))
     decode = load_tokenizer(tokenizer, download=True) if tokenizer is not None else None
     write = import_module(f"rollout_log.export.{to}").write
     with open_source(log) as reader:
-        entries = _entries(reader, keys or [], step)
+        entries = _entries(reader, keys or [], step, status)
         samples = progress(to, samples_of(reader, entries), len(entries))
-        write(samples, output, Options(chunks=chunks, decode=decode, step=step))
+        write(samples, output, Options(chunks=chunks, decode=decode, step=step, redact=left_out))
 
 
-def _entries(reader: LogReader, keys: list[str], step: int | None) -> list[Entry]:
+def _entries(reader: LogReader, keys: list[str], step: int | None, status: str | None) -> list[Entry]:
     if not keys:
-        return list(reader.samples(step=step))
+        return list(reader.samples(step=step, status=status))
     refs = [arguments.find(reader, key) for key in keys]
     return [Entry(reader.summary(ref), key, ref) for key, ref in zip(keys, refs, strict=True)]

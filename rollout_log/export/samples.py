@@ -11,6 +11,7 @@ from typing import IO
 import msgspec
 
 from rollout_log.events import Event
+from rollout_log.fixture.redaction import Redaction
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry, LogReader
 from rollout_log.view import SampleView, view
@@ -41,6 +42,8 @@ class Options(msgspec.Struct, frozen=True):
     """Token ids -> text."""
     step: int | None = None
     """The step that was asked for."""
+    redact: tuple[Redaction, ...] = ()
+    """What a fixture leaves out."""
 
 
 def samples_of(reader: LogReader, entries: Iterable[Entry]) -> Iterator[Sample]:

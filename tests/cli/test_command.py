@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
 
@@ -36,7 +37,11 @@ def verb(monkeypatch):
 
 
 def test_every_file_is_a_verb_and_every_verb_a_file():
-    files = {path.stem for path in Path(cli.__file__).parent.glob("*.py") if path.stem[0] != "_"}
+    files = {
+        path.stem.removesuffix("_")
+        for path in Path(cli.__file__).parent.glob("*.py")
+        if not path.stem.startswith("_")
+    }
     assert files == set(cli.VERBS)
 
 
@@ -46,7 +51,7 @@ def test_the_help_of_a_verb_is_its_modules(name, capsys):
     out = capsys.readouterr().out
     assert cli.VERBS[name] in out
     assert f"  rollout-log {name}" in out, "the docstring has no example"
-    doc = sys.modules[f"rollout_log.cli.{name}"].__doc__
+    doc = sys.modules[f"rollout_log.cli.{name}{'_' * iskeyword(name)}"].__doc__
     assert doc.splitlines()[0] == cli.VERBS[name]
 
 

@@ -1,0 +1,18 @@
+"""A fixture: a text file of whole samples, for tests, reviews and bug reports (`rollout_log.fixture`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rollout_log.export.samples import Options, Sample
+from rollout_log.fixture import write_fixture
+
+__all__ = ["write"]
+
+
+def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
+    """Write samples of one log, and the older lives they continue."""
+    found = list(samples)
+    for sample in found[:1]:
+        write_fixture(sample.reader, [each.entry for each in found], path, redact=options.redact)
