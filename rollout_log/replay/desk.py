@@ -149,9 +149,9 @@ def _names(asked: Asked, request_id: str | None) -> set[str]:
 def open_all(sources: Sources) -> list[Source]:
     """Open whatever a user may call a source."""
     if isinstance(sources, (str, os.PathLike)):
-        from rollout_log.log import LogReader
+        from rollout_log.sources import open_source
 
-        return [LogReader.open(sources)]
+        return [open_source(sources)]
     if isinstance(sources, Sequence):
         return [opened for each in sources for opened in open_all(each)]
     return [sources]
