@@ -19,8 +19,8 @@ import msgspec
 from rollout_log.cli._output import print_json
 from rollout_log.cli._progress import progress
 from rollout_log.errors import RolloutLogError
-from rollout_log.log import LogReader
 from rollout_log.problems import Problem
+from rollout_log.sources import open_source
 
 __all__ = ["Folded", "Unreadable", "fold_all"]
 
@@ -93,7 +93,7 @@ def _death(status: int, name: str | None, errors: bytes) -> str:
 
 def write_all(log: str) -> None:
     """What the child does."""
-    with LogReader.open(log) as reader:
+    with open_source(log) as reader:
         for entry in reader.samples():
             try:
                 problems, why = reader.rollout(entry.ref).problems, None

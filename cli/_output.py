@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollout_log.ascii_json import to_json
@@ -104,6 +104,22 @@ def _print_folded(out: Console, header: Sequence[str], cells: list[list[str]], r
 
 def _total(widths: Sequence[int], gap: int = 2) -> int:
     return sum(widths) + gap * (len(widths) - 1)
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Print names and values, a line each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    width = max(map(len, facts), default=0)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        grid.add_row(Text(name, "dim"), Text(safe(value)))
+        if not out.is_terminal:
+            sys.stdout.write(f"{name:{width}}  {safe(value)}\n")
+    if out.is_terminal:
+        out.print(grid)
 
 
 def console(*, stderr: bool = False) -> Console:

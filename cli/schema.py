@@ -24,6 +24,7 @@ TYPES = {
     "ls": "rollout_log.listing:SampleLine",
     "steps": "rollout_log.steps:StepView",
     "diff": "rollout_log.comparison:Comparison",
+    "stats": "rollout_log.statistics:Statistics",
     "verify": "rollout_log.cli.verify:Verdict",
 }
 

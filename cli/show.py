@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import console, print_json, print_table, safe
+from rollout_log.cli._output import print_facts, print_json, print_table, safe
 from rollout_log.cli._response import print_prompt, print_response
 from rollout_log.cli._times import clock, duration
 from rollout_log.cli._tokenizer import Decode, TokenizerNotFound, load_tokenizer
@@ -118,7 +118,7 @@ def _print_facts(rollout: Rollout, ref: Ref) -> None:
     }
     if opened and opened.continues:
         facts["continues"] = f"life {opened.continues[0]}, from its first {opened.continues[1]:,} tokens"
-    _print_grid((name, "" if value is None else value) for name, value in facts.items() if value is not None)
+    print_facts({name: value for name, value in facts.items() if value is not None})
 
 
 def _print_requests(rollout: Rollout) -> None:
@@ -181,16 +181,6 @@ def _place(problem: Problem) -> str:
     request = None if problem.request is None else f"request {problem.request}"
     position = None if problem.position is None else f"token {problem.position:,}"
     return ", ".join(part for part in (request, position) if part)
-
-
-def _print_grid(facts: Iterable[tuple[str, object]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2))
-    for name, value in facts:
-        grid.add_row(Text(name, "dim"), Text(safe(value)))
-    console().print(grid)
 
 
 def _seconds(microseconds: int | None) -> float | None:

@@ -16,6 +16,7 @@ from rollout_log.log.directory import MARKER
 READERS = {
     "ls": [],
     "steps": [],
+    "stats": [],
     "verify": [],
     "show": ["k"],
     "diff": ["k", "l"],
@@ -57,7 +58,7 @@ def test_what_is_no_log_is_one_line_and_exit_2(verb, options, tmp_path, call):
         assert says in result.err
 
 
-@pytest.mark.parametrize("verb", ["ls", "steps", "verify", "show", "diff"])
+@pytest.mark.parametrize("verb", ["ls", "steps", "verify", "show", "diff", "stats"])
 def test_a_verb_alone_shows_its_example(verb, call):
     result = call(verb)
     assert result.code == 2
@@ -66,7 +67,7 @@ def test_a_verb_alone_shows_its_example(verb, call):
 
 def test_a_log_without_samples(tmp_path, call):
     Writer(tmp_path / "log").close()
-    for verb in ("ls", "steps", "verify"):
+    for verb in ("ls", "steps", "verify", "stats"):
         assert call(verb, tmp_path / "log").code == 0
     assert call("ls", tmp_path / "log", "--json").out == ""
     assert call("show", tmp_path / "log", "k").code == 2
@@ -110,7 +111,7 @@ def _harmless(text: str) -> bool:
     return not {c for c in text if c != "\n" and unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"}}
 
 
-@pytest.mark.parametrize("verb", ["ls", "steps", "verify"])
+@pytest.mark.parametrize("verb", ["ls", "steps", "verify", "stats"])
 def test_listings_of_hostile_keys_are_harmless(verb, hostile_log, call):
     result = call(verb, hostile_log)
     assert result.code == 0
@@ -182,7 +183,7 @@ def test_the_schema_is_that_of_show_by_default(call):
 def test_a_verb_without_a_schema(call):
     result = call("schema", "record")
     assert result.code == 2
-    assert "there are show, ls, steps, diff" in result.err
+    assert "there are show, ls, steps, diff, stats" in result.err
 
 
 def test_files_of_a_log_stay_as_they_are(run_log, call):
@@ -192,7 +193,7 @@ def test_files_of_a_log_stay_as_they_are(run_log, call):
         }
 
     before = state()
-    for verb in ("ls", "steps", "verify"):
+    for verb in ("ls", "steps", "verify", "stats"):
         call(verb, run_log)
     call("show", run_log, "math-1")
     assert state() == before

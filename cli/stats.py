@@ -1,0 +1,109 @@
+"""Print a log in numbers: sizes, rates, latencies, what sealing would gain.
+
+Sizes and counts are of the whole log. Latencies, the timeline and compression are measured on samples
+picked evenly over it. The loss window is how long tokens waited to be committed: what a killed process
+loses at most.
+
+Example:
+
+    rollout-log stats runs/today
+    rollout-log stats runs/today --samples 0 --json | jq .first_token.p99
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rollout_log.cli._arguments import Json, LogPath
+from rollout_log.cli._output import print_facts, print_json
+from rollout_log.cli._times import clock, duration
+from rollout_log.sources import open_source
+from rollout_log.statistics import Distribution, Moment, Statistics, measure
+
+_BARS = "▁▂▃▄▅▆▇█"
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def run(
+    log: LogPath,
+    *,
+    samples: Annotated[int, typer.Option(min=0, help="How many samples to look into; 0: all.")] = 1000,
+    json: Json = False,
+) -> None:
+    with open_source(log) as reader:
+        found = measure(reader, samples or None)
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _print(found: Statistics) -> None:
+    statuses = ", ".join(f"{count:,} {status}" for status, count in found.statuses.items())
+    facts: dict[str, str | None] = {
+        "samples": f"{found.samples:,}" + (f": {statuses}" if statuses else ""),
+        "requests": f"{found.requests:,}",
+        "tokens": f"{found.tokens:,}, and {found.discarded:,} thrown away",
+        "time": f"{clock(found.began_unix_ns)}, for {duration(_seconds(found))}"
+        if found.began_unix_ns
+        else None,
+        "tokens a second": _rate(found.tokens_per_second),
+        "over time": _timeline(found.timeline),
+        "first token": _spread(found.first_token),
+        "between tokens": _spread(found.between_tokens),
+        "loss window": _spread(found.loss_window),
+        "on disk": f"{size(found.disk_bytes)} in {found.segments:,} segments of {found.writers:,} writers",
+        "responses": f"{size(found.response_bytes)} as they arrived",
+        "blocks": _blocks(found),
+        "sealing": _sealing(found),
+    }
+    if found.looked_at < found.samples:
+        facts["looked into"] = f"{found.looked_at:,} samples, for all but counts and sizes"
+    print_facts({name: value for name, value in facts.items() if value is not None})
+
+
+def _seconds(found: Statistics) -> float:
+    return (found.updated_unix_ns - found.began_unix_ns) / 1e9
+
+
+def _rate(rate: float | None) -> str | None:
+    return None if rate is None else f"{rate:,.0f} on average"
+
+
+def _spread(found: Distribution) -> str | None:
+    if not found.count:
+        return None
+    shown = [duration(value) for value in (found.median, found.p99, found.largest)]
+    return f"median {shown[0]}, 99th percentile {shown[1]}, largest {shown[2]}"
+
+
+def _timeline(moments: list[Moment]) -> str | None:
+    rates = [moment.tokens / moment.seconds for moment in moments]
+    if not any(rates):
+        return None
+    bars = "".join(_BARS[round(rate / max(rates) * (len(_BARS) - 1))] for rate in rates)
+    return f"{bars} ({duration(moments[0].seconds)} each, at most {max(rates):,.0f} a second)"
+
+
+def _blocks(found: Statistics) -> str | None:
+    if found.events_per_block is None:
+        return None
+    share = found.block_bytes / found.event_bytes if found.event_bytes else 1
+    return f"{found.events_per_block:.1f} events each, compressed to {share:.0%}"
+
+
+def _sealing(found: Statistics) -> str | None:
+    if not found.block_bytes or not found.sealed_bytes:
+        return None
+    return f"would leave about {found.sealed_bytes / found.block_bytes:.0%} of the blocks"
+
+
+def size(count: float) -> str:
+    """Show bytes in three digits: `1.23 MB`."""
+    for unit in _UNITS:
+        if count < 999.5 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.3g} {unit}"

@@ -1,0 +1,102 @@
+"""`stats`: numbers that follow from events whose times are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from recorded import PATH, frame
+from rollout_log.cli.stats import size
+from rollout_log.events import Delta, Ended, Opened, Requested, Responded
+from rollout_log.log import Log, Summary
+
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+MS = 1000
+
+
+@pytest.fixture
+def timed_log(tmp_path):
+    """Ten samples of 4 tokens, a second apart: first token after 100 ms, then every 50 ms."""
+    with Log.open(tmp_path / "log", run="timed") as log:
+        for i in range(10):
+            sent = START + i * SECOND
+            opened = Opened(key=f"k{i}", prompt_token_ids=[1], opened_unix_ns=sent)
+            requested = Requested(0, 0, "first", "vllm", "POST", PATH, b"{}", sent_unix_ns=sent)
+            deltas = [
+                Delta(0, frame(7).removeprefix(b"data: ").strip(), (100 + 50 * n) * MS) for n in range(4)
+            ]
+            ended = Ended(0, "reset", time=300 * MS)
+            events = [opened, requested, Responded(0, 200), *deltas, ended]
+            summary = Summary(
+                key=opened.key,
+                run="timed",
+                status="aborted",
+                tokens=4,
+                requests=1,
+                events=len(events),
+                bytes=1000,
+                opened_unix_ns=sent,
+                updated_unix_ns=sent + SECOND,
+                discarded=1,
+            )
+            sample = log.create(opened)
+            log.append(sample, 0, events, summary)
+            log.flush_sync()
+    return tmp_path / "log"
+
+
+def test_counts_and_latencies(timed_log, call):
+    found = call("stats", timed_log, "--json").json
+    assert (found["samples"], found["statuses"], found["requests"]) == (10, {"aborted": 10}, 10)
+    assert (found["tokens"], found["discarded"], found["response_bytes"]) == (40, 10, 10_000)
+    assert found["tokens_per_second"] == 5.0
+    assert found["first_token"] == {"count": 10, "median": 0.1, "p99": 0.1, "largest": 0.1}
+    assert found["between_tokens"] == {"count": 30, "median": 0.05, "p99": 0.05, "largest": 0.05}
+    assert found["loss_window"] == {"count": 10, "median": 0.15, "p99": 0.15, "largest": 0.15}
+    assert (found["writers"], found["segments"], found["looked_at"]) == (1, 1, 10)
+    assert (found["blocks"], found["events_per_block"]) == (10, 8.0)
+    assert 0 < found["sealed_bytes"] < found["event_bytes"]
+    segment = next(timed_log.glob("*/*.rlog")).stat()
+    assert 0 < found["disk_bytes"] <= segment.st_size
+
+
+def test_tokens_over_time(timed_log, call):
+    timeline = call("stats", timed_log, "--json").json["timeline"]
+    assert [moment["tokens"] for moment in timeline] == [4] * 10
+    assert [moment["began_unix_ns"] for moment in timeline] == [START + i * SECOND for i in range(10)]
+    assert {moment["seconds"] for moment in timeline} == {1.0}
+
+
+def test_a_part_of_the_samples_stands_for_all(timed_log, call):
+    found = call("stats", timed_log, "--samples", 5, "--json").json
+    assert found["looked_at"] == 5
+    assert found["first_token"]["count"] == 5
+    assert sum(moment["tokens"] for moment in found["timeline"]) == 40, "scaled to the whole log"
+    assert found["samples"] == 10
+    lines = call("stats", timed_log, "--samples", 5).lines
+    assert lines[-1].split(maxsplit=2)[2].startswith("5 samples")
+
+
+def test_people_get_a_line_a_fact(timed_log, call):
+    facts = dict(line.split("  ", 1) for line in call("stats", timed_log).lines)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    assert facts["samples"] == "10: 10 aborted"
+    assert facts["tokens"] == "40, and 10 thrown away"
+    assert facts["first token"] == "median 100 ms, 99th percentile 100 ms, largest 100 ms"
+    assert facts["over time"] == "██████████ (1.0 s each, at most 4 a second)"
+    assert facts["sealing"].startswith("would leave about ")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1234, "1.23 kB"),
+        (999_600, "1 MB"),
+        (5.5e9, "5.5 GB"),
+        (1e15, "1000 TB"),
+    ],
+)
+def test_sizes(count, shown):
+    assert size(count) == shown
