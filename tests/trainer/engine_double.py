@@ -58,7 +58,6 @@ class EngineDouble:
         self.violations: list[str] = []
         self.host, self.port = "127.0.0.1", 0
         self._attempts: Counter[tuple[int, ...]] = Counter()
-        self._dead = 0
         self._asked_health = asyncio.Event()
         self._released = asyncio.Event()
         self._resumed = asyncio.Event()
@@ -79,6 +78,11 @@ class EngineDouble:
     def holding(self) -> int:
         """Streams that have come to the place where their prompt says to hold."""
         return sum(each.holding for each in self.running)
+
+    @property
+    def stalling(self) -> int:
+        """Streams that sent their last byte for now, by a fault."""
+        return sum(each.stalling for each in self.served)
 
     @property
     def lingering(self) -> int:
@@ -155,7 +159,8 @@ class EngineDouble:
         match request.path:
             case "/health":
                 self._asked_health.set()
-                return (503 if self._dead else 200), {}
+                dead = any(each.stalling and each.fault.kind == "stall_dead" for each in self.served)
+                return (503 if dead else 200), {}
             case "/workers":
                 return 200, {"workers": [{"url": self.url}]}
             case "/abort_requests" | "/inference/v1/abort_requests":
@@ -308,10 +313,17 @@ class EngineDouble:
 
     async def _strike(self, served: Served, encoder: Encoder, wire: Wire) -> bool:
         """Whether the response is over by it."""
-        fault, responder = served.fault, wire.responder
         await wire.flush()
+        self._asked_health.clear()
+        served.stalling = served.fault.kind in {"stall", "stall_once", "stall_dead"}
+        try:
+            return await self._misbehave(served, encoder, wire)
+        finally:
+            served.stalling = False
+
+    async def _misbehave(self, served: Served, encoder: Encoder, wire: Wire) -> bool:
+        fault, responder = served.fault, wire.responder
         if fault.kind == "stall_once":
-            self._asked_health.clear()
             await _first(self._asked_health, served.aborted)
             return False
         served.finish = fault.kind
@@ -338,11 +350,7 @@ class EngineDouble:
                 await served.aborted.wait()
                 return False
             case "stall_dead":
-                self._dead += 1
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    self._dead -= 1
+                await asyncio.Event().wait()
         return True
 
     async def _pieces(self, served: Served) -> AsyncIterator[tuple[list[int], str | None, Any]]:

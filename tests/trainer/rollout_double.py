@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ class RolloutLoop:
     keep_group: Callable[[list[Any]], bool]
     abort_when: Callable[[], bool]
     load_function: Callable[[str], Any]
-    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    run: Callable[..., Any]
     problems: list[str]
     aborted_groups: list[list[Any]]
     _generated: list[Sample]

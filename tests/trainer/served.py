@@ -32,6 +32,7 @@ class Served:
     """Finish reason that was sent, else `dropped` (the client left), or the fault's kind; None: running."""
     holding: bool = False
     lingering: bool = False
+    stalling: bool = False
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -157,7 +157,7 @@ class TrainerDouble(RolloutLoop):
         thread.start()
 
         def end() -> None:
-            self.run(self._close())
+            self.run(self._close(), 60)
             self.loop.call_soon_threadsafe(self.loop.stop)
             thread.join(10)
             self.loop.close()
@@ -165,7 +165,7 @@ class TrainerDouble(RolloutLoop):
         self._stack.callback(end)
         self.http = self.modules[f"{self.layout.root}.utils.http_utils"]
         self.hooks = self.modules[f"{self.layout.root}.rollout.sample_hooks"]
-        self.run(self._open())
+        self.run(self._open(), 60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,11 +183,11 @@ class TrainerDouble(RolloutLoop):
         await asyncio.gather(*left, return_exceptions=True)
         await asyncio.get_running_loop().shutdown_asyncgens()
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
         """What the trainer's `run` does: onto the background loop, and wait."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            return future.result(self.timeout)
+            return future.result(timeout or self.timeout)
         except concurrent.futures.TimeoutError:
             if future.done():
                 raise
