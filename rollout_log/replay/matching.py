@@ -119,6 +119,8 @@ class _Search:
     """One request's way through the recordings: what was found, and how near the others come."""
 
     asked: Asked
+    named: bool = False
+    """The client said which sample it means."""
     busy: bool = False
     depth: tuple[int, int] = (-1, -1)
     nearest: str | None = None
@@ -216,7 +218,8 @@ class Matcher:
         search = _Search(asked)
         ids = asked.info.token_ids
         named = self._by_key.get(asked.key or asked.hint or "", [])
-        if asked.key is not None or named:
+        search.named = asked.key is not None or bool(named)
+        if search.named:
             pool = [each for each in named if each.endpoint == asked.endpoint]
             if not pool:
                 search.difference = f"it names the sample {asked.key!r}, which has no recording here"
@@ -235,6 +238,10 @@ class Matcher:
         found = self._choose(search, pool, ids)
         if found is None and not pool:
             self._note_nearest(search, ids)
+        elif found is None and ids is not None:
+            for recording in pool:
+                for each in recording.exchanges:
+                    _compare(search, each, ids, self.cut)
         return found, search
 
     def _choose(self, search: _Search, pool: list[Recording], ids: list[int] | None) -> Match | None:
@@ -252,8 +259,8 @@ class Matcher:
                     search.busy = True
                 elif match.exchange.number not in each.served:
                     return match
-                else:
-                    later = later or match
+                elif later is None or (later.recording.finished and not each.finished):
+                    later = match
             if later is not None:
                 return later
         return None
@@ -270,20 +277,22 @@ class Matcher:
                 search.note((len(ids), 1), each.name, differs)
             elif each.number not in recording.served:
                 return Match(recording, each, 0, again=False)
-            elif self.cut == "exact" or recording.finished:
+            elif self.cut == "exact" or (recording.finished and not search.named):
                 search.used.append(recording.name)
-        if self.cut == "any" and not recording.finished:
+        if self.cut == "any":
             for each in reversed(recording.exchanges):
                 offset = _offset(each, ids)
                 if offset is None or (not offset and each.number not in recording.served):
+                    continue
+                # Who has some of the tokens has not read to the finish, though all was sent. Who has none
+                # may be another client, with another sample in mind.
+                if not offset and recording.finished and not search.named:
                     continue
                 start = len(each.info.token_ids or ())
                 differs = parameter_difference(search.asked.info, each.info, at=start + offset, base=start)
                 if differs is None and (offset < len(each.generated) or not offset):
                     return Match(recording, each, offset, again=each.number in recording.ended)
                 search.note((len(ids), 0), each.name, differs or "the recording ends there")
-        for each in recording.exchanges:
-            _compare(search, each, ids)
         return None
 
     def _fit_text(self, search: _Search, recording: Recording) -> Match | None:
@@ -293,7 +302,7 @@ class Matcher:
                 search.note((equal, 0), each.name, differs)
             elif each.number not in recording.served:
                 return Match(recording, each, 0, again=False)
-            elif self.cut == "any" and not recording.finished:
+            elif self.cut == "any" and (search.named or not recording.finished):
                 return Match(recording, each, 0, again=each.number in recording.ended)
             else:
                 search.used.append(recording.name)
@@ -323,11 +332,13 @@ def _offset(exchange: RecordedExchange, ids: list[int]) -> int | None:
     return len(more) if exchange.generated[: len(more)] == more else None
 
 
-def _compare(search: _Search, exchange: RecordedExchange, ids: list[int]) -> None:
+def _compare(search: _Search, exchange: RecordedExchange, ids: list[int], cut: Cut) -> None:
     line = [*(exchange.info.token_ids or ()), *exchange.generated]
     shared = common_prefix(line, ids)
     if shared < len(ids):
         search.note((shared, 0), exchange.name, _differ_at(shared, ids, line))
+    elif cut == "exact" and exchange.info.token_ids != ids:
+        search.note((shared, 0), exchange.name, f"no recorded request has just its first {shared} token ids")
 
 
 def _differ_at(place: int, ids: Sequence[int], recorded: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from rollout_log.replay.recording import Read
 from rollout_log.replay.script import Script
 
 __all__ = ["AtCut", "Gate", "Over", "Playback", "Wait", "play", "play_sync"]
@@ -94,11 +95,9 @@ class Playback:
         wait = self._due(piece.time)
         if wait > 0:
             return Wait(wait)
-        data = piece.data
-        if script.hold is not None and self.sent + len(data) > script.hold:
-            data = data[: script.hold - self.sent]
-            script.pieces[self._next] = piece._replace(data=piece.data[len(data) :])
-            self._next -= 1
+        if script.hold is not None and self.sent + len(piece.data) > script.hold:
+            self._split(self._next, script.hold - self.sent)
+        data = script.pieces[self._next].data
         self._next += 1
         self._late += script.slow
         self.sent += len(data)
@@ -115,6 +114,7 @@ class Playback:
             return
         self.aborted = True
         self.held = False
+        self.pace = 0.0
         if self.script.streamed:
             rest = self.sent
             self.script = self.script.aborted_at(rest)
@@ -148,12 +148,20 @@ class Playback:
         """Go on in a new script after `sent` bytes."""
         at = 0
         for place, piece in enumerate(self.script.pieces):
-            if at + len(piece.data) > sent:
-                self.script.pieces[place] = piece._replace(data=piece.data[sent - at :])
+            if at == sent:
                 self._next = place
+                return
+            if at + len(piece.data) > sent:
+                self._split(place, sent - at)
+                self._next = place + 1
                 return
             at += len(piece.data)
         self._next = len(self.script.pieces)
+
+    def _split(self, place: int, size: int) -> None:
+        """Make two pieces of one, the first of `size` bytes."""
+        time, data = self.script.pieces[place]
+        self.script.pieces[place : place + 1] = [Read(time, data[:size]), Read(time, data[size:])]
 
 
 class play:  # noqa: N801 - used as a function

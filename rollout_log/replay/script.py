@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from rollout_log.engines import Frame
 from rollout_log.replay.matching import Match
-from rollout_log.replay.recording import Ending, Read, RecordedExchange
+from rollout_log.replay.recording import Decoded, Ending, Read, RecordedExchange
 from rollout_log.replay.rendering import DONE, Rebase, abort_frames
 
 __all__ = ["Mark", "Script", "script_of"]
@@ -236,17 +235,17 @@ def _is_finished(exchange: RecordedExchange) -> bool:
     return any(_finishes(frame) for frame in exchange.decoded)
 
 
-def _finishes(frame: Frame) -> bool:
+def _finishes(frame: Decoded) -> bool:
     return any(
         delta.finish_reason is not None and delta.finish_reason not in _ABORTS for delta in frame.choices
     )
 
 
-def _aborts(frame: Frame) -> bool:
+def _aborts(frame: Decoded) -> bool:
     return any(delta.finish_reason in _ABORTS for delta in frame.choices)
 
 
-def _first_choice(frame: Frame) -> tuple[int, str | None]:
+def _first_choice(frame: Decoded) -> tuple[int, str | None]:
     for delta in frame.choices:
         if delta.index == 0:
             return len(delta.token_ids), delta.finish_reason
@@ -283,8 +282,7 @@ def _hold_in(pieces: list[Read], marks: list[Mark], last: RecordedExchange) -> i
         return None
     start = 0
     for piece, mark in zip(pieces, marks, strict=True):
-        frame = last.dialect.decode_frame(_data(piece.data), {}) if last.dialect else Frame()
-        if _aborts(frame):
+        if last.dialect is not None and _aborts(last.dialect.decode_frame(_data(piece.data), {})):
             return start
         start = mark.end
     return None
