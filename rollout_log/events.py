@@ -180,6 +180,8 @@ class Closed(Event, frozen=True, tag=11):
     sample: JSON = {}
     """The trainer's own record of the sample, minus what the fold has."""
     closed_unix_ns: int = 0
+    order: int | None = None
+    """Place among the samples that the step consumed."""
 
 
 class Marked(Event, frozen=True, tag=12):
