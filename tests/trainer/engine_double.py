@@ -182,7 +182,7 @@ class EngineDouble:
             case "/update_weight_version":
                 self.set_version(body["new_version"])
                 return 200, {"success": True, "new_version": self.weight_version}
-            case "/get_weight_version" | "/model_info":
+            case "/get_weight_version" | "/model_info" | "/weight_info":
                 return 200, {"weight_version": self.weight_version}
             case "/v1/chat/completions/render":
                 return 200, _render(body)
