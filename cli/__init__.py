@@ -30,6 +30,7 @@ VERBS = {
     "show": "Show one sample: its requests, its tokens and who made them, its problems.",
     "diff": "Compare two samples, or one sample in two logs, token by token.",
     "verify": "Check a log: its bytes, and the problems of every sample.",
+    "tail": "Watch a log being written: what runs, how fast, and what becomes of it.",
     "stats": "Print a log in numbers: sizes, rates, latencies, what sealing would gain.",
     "export": "Write samples in another format: a fixture, a trace to look at, or a table.",
     "import": "Copy the samples of a fixture, or of another log, into a log.",

@@ -1,6 +1,6 @@
 """Print the JSON Schema of what a verb prints with --json.
 
-`ls`, `steps` and `export --to jsonl` print one such object a line, the others one.
+`ls`, `steps`, `tail` and `export --to jsonl` print one such object a line, the others one.
 
 Example:
 
@@ -25,6 +25,7 @@ TYPES = {
     "steps": "rollout_log.steps:StepView",
     "diff": "rollout_log.comparison:Comparison",
     "stats": "rollout_log.statistics:Statistics",
+    "tail": "rollout_log.watching:Happening",
     "verify": "rollout_log.cli.verify:Verdict",
 }
 
