@@ -20,7 +20,7 @@ from rollout_log.errors import RolloutLogError
 from rollout_log.events import Closed, Event, Marked, Opened, Requested, Unrecorded
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry, LogReader
-from rollout_log.record import Recorder
+from rollout_log.record import Recorder, recording
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
 from rollout_log.record.recorder import Call
 from rollout_log.record.retry import Backoff
@@ -29,7 +29,7 @@ from rollout_log.replay.recording import RecordedExchange, read_exchanges
 from rollout_log.replay.transport import ReplayTransport
 from rollout_log.view import SampleView, view
 
-__all__ = ["CannotCheck", "Difference", "OneSample", "check_sample", "differences"]
+__all__ = ["CannotCheck", "Difference", "OneSample", "check_sample", "differences", "first_place"]
 
 _HOST = "http://recorded"
 _OUR_MARKS = frozenset({"finish_inferred", "encoded_body"})
@@ -62,6 +62,17 @@ class OneSample:
         yield self._entry
 
 
+class _Only(Samples):
+    """Every request belongs to one sample, as the recording says."""
+
+    def __init__(self, sample: LiveSample) -> None:
+        super().__init__(None)
+        self._sample = sample
+
+    def _place(self, *_: object, **__: object) -> LiveSample:
+        return self._sample
+
+
 async def check_sample(source: LogReader, entry: Entry) -> list[Difference]:
     """Return what differs, over the sample and its choices; nothing, where all is as recorded.
 
@@ -87,7 +98,7 @@ def differences(name: str, recorded: SampleView, replayed: SampleView) -> Iterat
     ours, theirs = msgspec.to_builtins(recorded), msgspec.to_builtins(replayed)
     for field in ours:
         if ours[field] != theirs[field]:
-            path, before, after = _narrow(field, ours[field], theirs[field])
+            path, before, after = first_place(field, ours[field], theirs[field])
             yield Difference(name, path, before, after)
 
 
@@ -110,13 +121,10 @@ async def _replay(
 
 async def _send(client: httpx.AsyncClient, sample: LiveSample, exchange: RecordedExchange) -> None:
     """Make one recorded request as the recorder makes it, and leave where the recorded client left."""
-    requested, key = exchange.requested, sample.key
-    samples = Samples(None)
-    sample.path, sample.model = requested.path, exchange.info.model
-    samples._live[key] = sample
-    recorder = Recorder(None, client, backoff=Backoff(tries=0), samples=samples)
+    requested = exchange.requested
+    recorder = Recorder(None, client, backoff=Backoff(tries=0), samples=_Only(sample))
     call = Call(
-        key=key,
+        key=sample.key,
         url=_HOST + requested.path,
         body=object_in(exchange.body),
         base=requested.base,
@@ -124,7 +132,8 @@ async def _send(client: httpx.AsyncClient, sample: LiveSample, exchange: Recorde
         weight_version=requested.weight_version,
         opened=msgspec.structs.replace(sample.opened, step=requested.step),
     )
-    task = asyncio.ensure_future(recorder.run(call))
+    with recording(sample.key):  # so that the transport need not guess whose request it is
+        task = asyncio.ensure_future(recorder.run(call))
     transport = client._transport
     assert isinstance(transport, ReplayTransport)  # noqa: S101 - `_replay` made it
     while not task.done():
@@ -160,11 +169,11 @@ def _told(rollout: Rollout, choice: int | None = None) -> SampleView:
     return shown
 
 
-def _narrow(path: str, before: Any, after: Any) -> tuple[str, Any, Any]:
+def first_place(path: str, before: Any, after: Any) -> tuple[str, Any, Any]:
     """Go down to the first place that differs."""
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
         name = next(name for name in before if before[name] != after[name])
-        return _narrow(f"{path}.{name}", before[name], after[name])
+        return first_place(f"{path}.{name}", before[name], after[name])
     if isinstance(before, list) and isinstance(after, list):
         place = next(
             (at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
@@ -172,5 +181,5 @@ def _narrow(path: str, before: Any, after: Any) -> tuple[str, Any, Any]:
         )
         left = before[place] if place < len(before) else None
         right = after[place] if place < len(after) else None
-        return _narrow(f"{path}[{place}]", left, right)
+        return first_place(f"{path}[{place}]", left, right)
     return path, before, after

@@ -104,6 +104,8 @@ class _Teller:
         self._group_end = 0
         self._last = 0
         """When the last frame came."""
+        self._kept = False
+        """It was told what the latest request leaves behind."""
 
     def tell(self, number: int, event: Event) -> Iterator[Line]:
         self._number = number
@@ -121,6 +123,8 @@ class _Teller:
         seen = (request.usage, request.error) if request else (None, None)
         finishes = {index: choice.finish_reason for index, choice in self._rollout.choices.items()}
         self._rollout.apply(event)
+        if isinstance(event, Requested):
+            self._kept = False
         if isinstance(event, Delta):
             yield from self._frame(event, before, finishes, seen)
             return
@@ -258,8 +262,9 @@ class _Teller:
     def _cut_to(self, base: int) -> Iterator[Line]:
         """Tell what the next request keeps."""
         length = self._rollout.length
-        if self._rollout.request is None and base == length:
+        if base == length and (self._rollout.request is None or self._kept):
             return
+        self._kept = True
         kept = min(base, length)
         if kept == length:
             what = f"all {_tokens(length)} are kept" if length else "there is nothing to keep"

@@ -142,7 +142,7 @@ class _Stream:
             name = script.error or name
         kind: type[Exception] = getattr(self._library, name)
         detail = script.detail if script.detail and not script.faulty else message
-        return kind(detail.removeprefix(f"{name}: "))
+        return kind(detail.removeprefix(name).removeprefix(": "))
 
     def leave(self) -> None:
         self._desk.leave(self._playback)

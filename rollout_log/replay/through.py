@@ -1,0 +1,228 @@
+"""Run a user's own generate function against a recording, and say how its samples differ.
+
+    found = await run_through("my_rollout:generate", reader, entry)
+
+The function has vime's signature, `async (args, sample, sampling_params)`, and gets what vime would give it,
+with the address of a server that plays the recording: `args` with the router's host and port, a sample with
+the recorded prompt's token ids, and the recorded sampling parameters under the trainer's names. Where the
+recording was aborted, the function is aborted as vime does it, and called again where the sample went on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from rollout_log.errors import RolloutLogError
+from rollout_log.events import Opened
+from rollout_log.fold import Rollout
+from rollout_log.log import Entry, LogReader
+from rollout_log.replay.checking import Difference, OneSample, first_place
+from rollout_log.replay.matching import Report
+from rollout_log.replay.recording import RecordedExchange, read_exchanges
+from rollout_log.replay.server import ReplayServer, serve_replay
+
+__all__ = ["FunctionNotFound", "PlainSample", "load_function", "run_through"]
+
+Generate = Callable[..., Awaitable[Any]]
+
+# The trainer's name of a sampling parameter, and vLLM's.
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "seed": "seed",
+    "repetition_penalty": "repetition_penalty",
+    "skip_special_tokens": "skip_special_tokens",
+    "spaces_between_special_tokens": "spaces_between_special_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+
+
+class FunctionNotFound(RolloutLogError):
+    """The path names no function."""
+
+
+class PlainSample:
+    """The fields of vime's and slime's `Sample`, for functions that import neither."""
+
+    class Status(enum.Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+        FAILED = "failed"
+
+    def __init__(self, **fields: Any) -> None:
+        self.group_index: int | None = None
+        self.index: int | None = None
+        self.rollout_id: int | None = None
+        self.prompt: Any = ""
+        self.tokens: list[int] = []
+        self.multimodal_inputs: Any = None
+        self.multimodal_train_inputs: Any = None
+        self.response = ""
+        self.response_length = 0
+        self.label: str | None = None
+        self.reward: Any = None
+        self.loss_mask: list[int] | None = None
+        self.weight_versions: list[str] = []
+        self.rollout_log_probs: list[float] | None = None
+        self.rollout_routed_experts: Any = None
+        self.remove_sample = False
+        self.status = self.Status.PENDING
+        self.metadata: dict[str, Any] = {}
+        self.session_id: str | None = None
+        self.__dict__.update(fields)
+
+
+def load_function(path: str) -> Generate:
+    """Import `module:function` or `module.function`. Raises `FunctionNotFound`."""
+    module_name, _, name = path.rpartition(":") if ":" in path else path.rpartition(".")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the user's own module lies where the command is called
+    try:
+        found = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FunctionNotFound(f"there is no function {path!r} ({error}); give module:function") from error
+    if not inspect.iscoroutinefunction(inspect.unwrap(found)):
+        raise FunctionNotFound(f"{path!r} is no async function (args, sample, sampling_params)")
+    return found  # type: ignore[no-any-return]
+
+
+async def run_through(function: Generate, source: LogReader, entry: Entry) -> list[Difference]:
+    """Run a generate function on one recorded sample, and return how what it made differs.
+
+    Raises `RolloutLogError` for a sample without a request it could be given; what the function raises
+    comes through.
+    """
+    exchanges = read_exchanges(source, entry.ref, entry.name)
+    if not exchanges or exchanges[0].dialect is None:
+        raise RolloutLogError(f"sample {entry.name!r} has no request for tokens, so there is nothing to call")
+    opened = next(event for _, event in source.events(entry.ref) if isinstance(event, Opened))
+    rollout = source.rollout(entry.ref)
+    sample = _sample(opened, rollout)
+    async with serve_replay(OneSample(source, entry)) as server:
+        for _ in exchanges:
+            sample = await _Run(function, server, exchanges).call(sample)
+            if _status(sample) != "aborted" or not _unserved(server.report()):
+                break
+        return list(_differences(entry.name, rollout, sample, server.report()))
+
+
+@dataclass
+class _Run:
+    """One call of the function."""
+
+    function: Generate
+    server: ReplayServer
+    exchanges: list[RecordedExchange]
+    args: SimpleNamespace = field(init=False)
+
+    def __post_init__(self) -> None:
+        host, port, model = self.server.host, self.server.port, self.exchanges[0].info.model
+        self.args = SimpleNamespace(
+            hf_checkpoint=model or "recorded",
+            vllm_router_ip=host,
+            vllm_router_port=port,
+            sglang_router_ip=host,
+            sglang_router_port=port,
+            router_policy=None,
+            partial_rollout=True,
+            mask_offpolicy_in_partial_rollout=False,
+            group_rm=False,
+            use_rollout_routing_replay=False,
+            use_score_centering=False,
+            vllm_speculative_config=None,
+            sglang_speculative_algorithm=None,
+            vllm_enable_deterministic_inference=False,
+            n_samples_per_prompt=1,
+            rollout_seed=0,
+        )
+
+    async def call(self, sample: Any) -> Any:
+        """Call it, and abort it where the recording was."""
+        parameters = inspect.signature(self.function).parameters
+        more = {"evaluation": False} if "evaluation" in parameters else {}
+        task = asyncio.ensure_future(self.function(self.args, sample, self._sampling_params(), **more))
+        by_task = getattr(self.function, "abort_mode", None) == "request"
+        while not task.done():
+            held = [playback for playback in self.server.desk.playing if playback.held]
+            if held and by_task:
+                task.cancel()
+            elif held:
+                self.server.desk.abort()
+            await asyncio.wait([task], timeout=0.005)
+        if task.cancelled():
+            sample.status = type(sample).Status.ABORTED
+            return sample
+        return task.result()
+
+    def _sampling_params(self) -> dict[str, Any]:
+        """What the trainer would say to get the first recorded request."""
+        recorded = self.exchanges[0].info.sampling_params
+        if self.exchanges[0].requested.dialect == "sglang":
+            return dict(recorded)
+        found = {ours: recorded[theirs] for ours, theirs in _NAMES.items() if theirs in recorded}
+        return {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 16, **found}
+
+
+def _sample(opened: Opened, rollout: Rollout) -> Any:
+    """Make a sample of the class that the function's module uses, if it imported one."""
+    kind: Any = PlainSample
+    for trainer in ("vime", "slime"):
+        types = sys.modules.get(f"{trainer}.utils.types")
+        kind = getattr(types, "Sample", kind)
+    prompt = opened.metadata.get("prompt")
+    return kind(
+        group_index=opened.group_index,
+        index=opened.index,
+        prompt=prompt if isinstance(prompt, (str, list)) else "",
+        tokens=list(rollout.prompt_token_ids),
+        label=opened.metadata.get("label"),
+        metadata={"rollout_log_key": opened.key},
+        session_id=opened.key,
+    )
+
+
+def _differences(name: str, rollout: Rollout, sample: Any, report: Report) -> Iterator[Difference]:
+    choice = rollout.choice_or_first()
+    prompt = len(rollout.prompt_token_ids)
+    versions = [span.version for span in choice.weight_versions(rollout.dispatched)]
+    pairs: list[tuple[str, Any, Any]] = [
+        ("status", rollout.status, _status(sample)),
+        ("tokens", [*rollout.prompt_token_ids, *choice.token_ids], list(sample.tokens)),
+        ("response_length", len(sample.tokens) - prompt, sample.response_length),
+        ("loss_mask", choice.loss_mask, sample.loss_mask),
+        ("rollout_log_probs", choice.logprobs, sample.rollout_log_probs),
+        ("weight_versions", versions, sample.weight_versions),
+    ]
+    for label, recorded, theirs in pairs:
+        if theirs is None or recorded == theirs or (label == "weight_versions" and not theirs):
+            continue
+        if repr(recorded) == repr(list(theirs) if isinstance(recorded, list) else theirs):
+            continue  # NaN differs from itself
+        yield Difference(name, *first_place(label, recorded, theirs))
+    for number in _unserved(report):
+        yield Difference(name, f"requests[{number}]", "made", "not made")
+    for miss in report.misses:
+        yield Difference(name, "requests", "not made", miss)
+
+
+def _status(sample: Any) -> str:
+    return str(getattr(sample.status, "value", sample.status))
+
+
+def _unserved(report: Report) -> list[int]:
+    return [number for _, numbers in report.partly for number in numbers]
