@@ -40,7 +40,7 @@ COLUMNS = {
 
 def run(log: LogPath, json: Json = False) -> None:
     with open_source(log) as reader:
-        steps = by_step(entry.summary for entry in reader.samples())
+        steps = by_step(reader.summaries())
     if json:
         print_json(*steps)
         return

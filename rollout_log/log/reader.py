@@ -142,6 +142,16 @@ class LogReader:
             if key_prefix is None or summary.key.startswith(key_prefix):
                 yield row.entry()
 
+    def summaries(self) -> Iterator[Summary]:
+        """Yield every sample's newest summary, in no order and without holding them: for counting."""
+        for folder in self._folders():
+            seen = set[int]()
+            for segment in reversed(self._of(folder)):
+                for ordinal, summary in segment.summaries():
+                    if ordinal not in seen:
+                        seen.add(ordinal)
+                        yield summary
+
     def find(self, name: str) -> Ref:
         """Return the sample of a name: `KEY`, `KEY@n`, `KEY#i`, `KEY@n#i`, or a child, `KEY~k`.
 
