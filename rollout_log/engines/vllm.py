@@ -7,12 +7,13 @@ Log-prob entries name their token as `"token": "token_id:17"`, as `"token_id": 1
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
 from rollout_log.engines.frame import Frame, RequestInfo, Tokens
-from rollout_log.engines.wire import decode, object_in, request_info
+from rollout_log.engines.wire import Natural, TokenId, decode, object_in, request_info
 
 __all__ = ["VLLM"]
 
@@ -33,8 +34,42 @@ class _Answer(Answer, gc=False):
     choices: list[_Choice] | None = None
 
 
+class _PlainEntry(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _PlainLogprobs(msgspec.Struct, gc=False):
+    content: list[_PlainEntry] | None = None
+
+
+class _PlainChoice(msgspec.Struct, gc=False):
+    token_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    index: Natural = 0
+    logprobs: _PlainLogprobs | None = None
+    finish_reason: None = None
+    stop_reason: None = None
+    weight_versions: None = None
+    routed_experts: None = None
+    sampling_mask: None = None
+    text: None = None
+    prompt_token_ids: None = None
+
+
+class _PlainAnswer(msgspec.Struct, gc=False):
+    """A frame that has tokens of one choice and nothing else, as nearly all have; others do not decode."""
+
+    choices: tuple[_PlainChoice]
+    request_id: str | None = None
+    usage: None = None
+    weight_version: str | int | None = None
+    metrics: None = None
+    request_spec_decode_stats: None = None
+    prompt_token_ids: None = None
+    error: None = None
+
+
 _decoder = msgspec.json.Decoder(_Answer)
-_decode = _decoder.decode
+_decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
 
 
 class VLLM:
@@ -54,51 +89,23 @@ class VLLM:
     def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame | Tokens:
         """Decode one frame. All its tokens are new, so `so_far` does not matter."""
         try:
-            answer = _decode(data)
+            answer = _decode_plain(data)
         except (msgspec.MsgspecError, RecursionError):
             return decode(data, _decoder, _read)
-        choices = answer.choices
-        if choices is not None and len(choices) == 1 and answer.usage is None and answer.error is None:
-            wire = choices[0]
-            if wire.finish_reason is None and answer.metrics is None:
-                tokens = _tokens(answer, wire)
-                if tokens is not None:
-                    return tokens
-        return _read(answer)
+        wire = answer.choices[0]
+        logprobs = None
+        if wire.logprobs is not None and (content := wire.logprobs.content) is not None:
+            logprobs = [entry.logprob for entry in content]
+            if len(logprobs) > len(wire.token_ids):
+                return decode(data, _decoder, _read)
+        version = answer.weight_version
+        if type(version) is int:
+            version = str(version)
+        return Tokens(wire.index, wire.token_ids, logprobs, version, answer.request_id)  # type: ignore[arg-type]
 
     def decode_body(self, data: bytes) -> Frame:
         """Decode an answer that was not streamed, or an error object."""
         return decode(data, _decoder, _read)
-
-
-def _tokens(answer: _Answer, wire: _Choice) -> Tokens | None:
-    """Return a frame that has nothing but tokens of one choice as such; None for any other."""
-    token_ids = wire.token_ids
-    if (
-        not token_ids
-        or wire.sampling_mask is not None
-        or wire.weight_versions is not None
-        or wire.text is not None
-        or wire.stop_reason is not None
-        or wire.routed_experts is not None
-        or wire.prompt_token_ids is not None
-        or answer.prompt_token_ids is not None
-        or answer.request_spec_decode_stats is not None
-    ):
-        return None
-    logprobs = None
-    if wire.logprobs is not None and (content := wire.logprobs.content) is not None:
-        logprobs = [entry.logprob for entry in content]
-        if len(logprobs) > len(token_ids) or None in logprobs:
-            return None
-    version = answer.weight_version
-    return Tokens(
-        wire.index,
-        token_ids,
-        logprobs,  # type: ignore[arg-type]  # no None is in it
-        version if version is None or type(version) is str else str(version),
-        answer.request_id,
-    )
 
 
 def _read(answer: _Answer) -> Frame:
