@@ -1,7 +1,7 @@
 """One request made for a sample, from the tap's point of view: headers, reads and an end go in.
 
 Sans-IO and synchronous: a tap calls `respond`, `feed` for every network read, `end`, and passes the bytes
-on itself. Whatever goes wrong in here stays in here (`broken`): recording never kills a run.
+on itself. Whatever goes wrong in here stays in here, unless the log is strict: recording never kills a run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING
 
+from rollout_log.errors import RecordingFailed
 from rollout_log.events import Body, Delta, End, Ended, Event, Marked, Reads, Responded, Tail
 from rollout_log.record.headers import safe_headers
 from rollout_log.sse import FrameSplitter
@@ -121,36 +122,46 @@ class Exchange:
 
     def _take(self, events: Sequence[Event]) -> None:
         """Hand events to the log and fold them; in this order, so that a refusal knows what was there."""
-        sample = self.sample
-        try:
-            if self._recording and not sample.write(events):
-                self._recording = False
-                sample.miss(sample.rollout.length)
-            apply = sample.rollout.apply
-            for event in events:
-                apply(event)
-        except Exception as error:
-            self._break(error)
+        if self._recording:
+            self._write(events)
+        self._fold(events)
 
     def _conclude(self, events: Sequence[Event]) -> None:
         """Fold events, then hand them to the log with a summary of what the sample is now."""
+        length = self.sample.rollout.length
+        self._fold(events)
+        if self._recording:
+            self._write(events, length)
+
+    def _fold(self, events: Sequence[Event]) -> None:
+        try:
+            apply = self.sample.rollout.apply
+            for event in events:
+                apply(event)
+        except Exception as error:
+            self.broken = self.broken or error
+            self._stop("folding", error)
+
+    def _write(self, events: Sequence[Event], summarized_at: int | None = None) -> None:
+        """Hand events to the log. What it does not take from the response's length on is missing there."""
         sample = self.sample
         try:
-            length = sample.rollout.length
-            for event in events:
-                sample.rollout.apply(event)
-            if self._recording and not sample.write(events, summarized=True):
-                self._recording = False
-                sample.miss(length)
+            if sample.write(events, summarized=summarized_at is not None):
+                return
+            self._recording = False
+        except RecordingFailed:
+            self._recording = False
+            raise  # strict: the caller asked for it
         except Exception as error:
-            self._break(error)
+            self._stop("recording", error)
+        sample.miss(sample.rollout.length if summarized_at is None else summarized_at)
 
-    def _break(self, error: Exception) -> None:
-        """Recording never kills a run; the tap may ask for what is `broken`."""
-        if self.broken is None:
-            self.broken = error
-            _logger.warning("recording of %r stopped: %s: %s", self.key, type(error).__name__, error)
+    def _stop(self, what: str, error: Exception) -> None:
+        """Recording never kills a run."""
         self._recording = False
+        _logger.warning(
+            "%s of request %d of %r stopped: %s: %s", what, self.number, self.key, type(error).__name__, error
+        )
 
     def _now(self) -> int:
         return (monotonic_ns() - self._started_ns) // 1000

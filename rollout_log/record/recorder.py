@@ -225,7 +225,7 @@ class Recorder:
             watchdog.close()
         if exchange.broken is not None:
             message = f"sample {exchange.key!r}: a response could not be folded: {exchange.broken}"
-            raise RolloutLogError(message) from exchange.broken
+            raise GenerationFailed(message, exchange.rollout) from exchange.broken
 
     async def _stream(
         self,

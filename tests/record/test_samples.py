@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rollout_log.errors import RecordingFailed
 from rollout_log.events import Closed, Opened, Requested, restore_body
 from rollout_log.fold import fold
 from rollout_log.record.exchange import Exchange
@@ -264,3 +265,35 @@ def test_a_sample_that_began_unrecorded_is_made_up_for_as_well():
     log.accepts = True
     client.ask([1, 2, 11, 12], [13])
     assert fold(enumerate(log.events)).choice().token_ids == [11, 12, 13]
+
+
+class Failing(Listening):
+    """A log whose append raises after some events."""
+
+    def __init__(self, error: Exception, after: int) -> None:
+        super().__init__()
+        self.error = error
+        self.after = after
+
+    def append(self, sample, first, events, summary=None):
+        if len(self.events) >= self.after:
+            raise self.error
+        return super().append(sample, first, events, summary)
+
+
+def test_a_log_that_raises_stops_the_recording_and_not_the_sample(caplog):
+    client = Client()
+    client.samples = Samples(Failing(RuntimeError("a bug"), 3))  # type: ignore[arg-type]
+    exchange = client.ask([1, 2], [11, 12])
+    assert exchange.rollout.choice().token_ids == [11, 12]
+    assert exchange.rollout.status == "completed"
+    assert exchange.broken is None
+    assert len([record for record in caplog.records if "stopped" in record.message]) == 1
+
+
+def test_a_strict_log_raises():
+    client = Client()
+    client.samples = Samples(Failing(RecordingFailed("disk full"), 3))  # type: ignore[arg-type]
+    exchange = client.begin([1, 2])
+    with pytest.raises(RecordingFailed, match="disk full"):
+        exchange.feed(frame([11]))
