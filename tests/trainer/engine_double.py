@@ -326,7 +326,7 @@ class EngineDouble:
         if fault.kind == "stall_once":
             await _first(self._asked_health, served.aborted)
             return False
-        served.finish = fault.kind
+        served.finish = None if fault.kind in {"stall", "stall_dead"} else fault.kind
         match fault.kind:
             case "fin":
                 responder.cut()
@@ -346,7 +346,6 @@ class EngineDouble:
                 await wire.flush()
                 await responder.finish()
             case "stall":
-                served.finish = None  # it runs, as far as anyone can see
                 await served.aborted.wait()
                 return False
             case "stall_dead":
