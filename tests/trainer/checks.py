@@ -39,6 +39,10 @@ class Watch:
     def remove(self, sample: Sample) -> None:
         self._samples.pop(id(sample), None)
 
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for sample, _ in self._samples.values()]
+
     def look(self) -> None:
         self.looks += 1
         for key, (sample, prompt_length) in list(self._samples.items()):

@@ -335,7 +335,7 @@ def test_a_clean_run_of_three_steps_has_no_problem(
         questions=TWO_END_TWO_HOLD,
         over_sampling=4,
         mask_offpolicy=mask_offpolicy,
-        abort_when=lambda: engine.holding == 4 or bool(trainer.delivered),
+        abort_when=lambda: trainer.holding == 4 or bool(trainer.delivered),
     )
     first = trainer.step(0)
     assert {sample.prompt for sample in first} == set(TWO_END_TWO_HOLD[:2])
@@ -450,7 +450,7 @@ def test_a_checkpoint_of_the_data_source_forgets_the_buffer(rig, tmp_path):
         generate=reference(),
         questions=TWO_END_TWO_HOLD,
         over_sampling=4,
-        abort_when=lambda: engine.holding == 4,
+        abort_when=lambda: first.holding == 4,
         save=tmp_path,
     )
     first.data_source.save(-1)
@@ -504,7 +504,7 @@ def test_the_rig_sees_a_finished_sample_that_a_late_cancel_aborts(rig, after: in
         generate=reference(),
         questions=[*ends, prompt_text(2, tokens=7), prompt_text(3, tokens=7)],
         over_sampling=4,
-        abort_when=lambda: engine.lingering == 4,
+        abort_when=lambda: engine.lingering == 4 and trainer.ended == 4,
     )
     trainer.step(0)
     late = [problem for problem in trainer.problems if "aborted, though its last token is EOS" in problem]
@@ -540,13 +540,13 @@ def test_the_reference_leaves_no_span_open_and_the_stand_in_would(rig):
 
 def test_slime_cuts_are_those_of_the_engine(rig):
     """An abort of the whole engine leaves cumulative frames that repeat the output."""
-    engine, trainer = rig(
+    _, trainer = rig(
         SLIME,
         engine={"plan": Seeded(1, [EVERY_FAULT["token on abort"], EVERY_FAULT["finish on abort"]], every=1)},
         generate=reference("slime"),
         questions=TWO_END_TWO_HOLD,
         over_sampling=4,
-        abort_when=lambda: engine.holding == 4 or bool(trainer.delivered),
+        abort_when=lambda: trainer.holding == 4 or bool(trainer.delivered),
     )
     trainer.step(0)
     lengths = {sample.response_length for group in trainer.data_source.buffer for sample in group}

@@ -30,6 +30,7 @@ from trainer.engine_double import EngineDouble
 from trainer.layouts import LAYOUTS, NEW_VIME, OLD_VIME, SLIME, Layout
 from trainer.rollout_double import FINISHED, Output, RolloutLoop, State, flat
 from trainer.sample_double import Sample
+from trainer.truth import ends_at, holds_at
 
 __all__ = ["LAYOUTS", "NEW_VIME", "OLD_VIME", "SLIME", "Layout", "Stuck", "TrainerDouble"]
 
@@ -66,7 +67,7 @@ class TrainerDouble(RolloutLoop):
     ) -> None:
         """`groups` of `samples` make a step; `over_sampling` groups are asked for at a time.
 
-        `abort_when` holds back a step's abort until it is true (`lambda: engine.holding == 4`), so that
+        `abort_when` holds back a step's abort until it is true (`lambda: trainer.holding == 4`), so that
         cut points do not depend on the clock. `settle`: seconds in which the engine has to be idle after a
         step. `timeout`: seconds after which a step counts as stuck. `settings` become attributes of `args`.
         """
@@ -200,6 +201,19 @@ class TrainerDouble(RolloutLoop):
         ]
         engine = [] if self.engine is None else [f"request {each.number}" for each in self.engine.running]
         return [*samples, *engine]
+
+    @property
+    def holding(self) -> int:
+        """Samples being generated that have every token up to where their prompt says to hold."""
+        return sum(each.response_length == holds_at(self._prompt(each)) for each in self.watch.samples)
+
+    @property
+    def ended(self) -> int:
+        """Samples being generated that have their last token."""
+        return sum(each.response_length == ends_at(self._prompt(each)) for each in self.watch.samples)
+
+    def _prompt(self, sample: Sample) -> list[int]:
+        return self.tokenizer.encode(sample.prompt)
 
     def load_function(self, path: str) -> Any:
         if path in self.functions:
