@@ -46,7 +46,7 @@ def run(
     if json:
         print_json(sample_view(rollout, ref, decode))
     else:
-        _print(rollout, ref, decode)
+        print_sample(rollout, ref, decode)
 
 
 def _check_choice(rollout: Rollout, ref: Ref) -> None:
@@ -80,7 +80,8 @@ def sample_view(rollout: Rollout, ref: Ref, decode: Decode | None = None) -> Sam
     return found
 
 
-def _print(rollout: Rollout, ref: Ref, decode: Decode | None) -> None:
+def print_sample(rollout: Rollout, ref: Ref, decode: Decode | None) -> None:
+    """Print a sample as it stands."""
     _check_choice(rollout, ref)
     several = len(rollout.choices) > 1
     choice = rollout.choice(ref.choice) if ref.choice is not None else rollout.choice_or_first()

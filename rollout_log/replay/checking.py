@@ -17,7 +17,7 @@ import msgspec
 
 from rollout_log.engines.wire import object_in
 from rollout_log.errors import RolloutLogError
-from rollout_log.events import Closed, Event, Marked, Opened, Requested, Unrecorded
+from rollout_log.events import Closed, Ended, Event, Marked, Opened, Requested, Unrecorded
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry, LogReader
 from rollout_log.record import Recorder, recording
@@ -87,7 +87,9 @@ async def check_sample(source: LogReader, entry: Entry) -> list[Difference]:
     replayed = await _replay(OneSample(source, entry), events, exchanges, state)
     found = list(differences(entry.name, _told(recorded), _told(replayed)))
     if len(recorded.choices) > 1 and recorded.choices.keys() == replayed.choices.keys():
-        for index in recorded.choices:
+        for index, choice in recorded.choices.items():
+            if not (choice.token_ids or replayed.choices[index].token_ids):
+                continue  # a refused request may have asked for thousands
             shown = (_told(rollout, choice=index) for rollout in (recorded, replayed))
             found += differences(f"{entry.name}#{index}", *shown)
     return found
@@ -110,17 +112,23 @@ async def _replay(
     sample = LiveSample(opened, None, state)
     sample.open()
     by_number = {each.number: each for each in exchanges}
+    ended = {event.number for event in events if isinstance(event, Ended)}
     async with httpx.AsyncClient(transport=ReplayTransport(source), trust_env=False) as client:
         for event in events[1:]:
             if isinstance(event, Requested):
-                await _send(client, sample, by_number[event.number])
+                await _send(client, sample, by_number[event.number], is_open=event.number not in ended)
             elif isinstance(event, Closed) or (isinstance(event, Marked) and not _is_told(event, sample)):
                 sample.rollout.apply(event)
     return sample.rollout
 
 
-async def _send(client: httpx.AsyncClient, sample: LiveSample, exchange: RecordedExchange) -> None:
-    """Make one recorded request as the recorder makes it, and leave where the recorded client left."""
+async def _send(
+    client: httpx.AsyncClient, sample: LiveSample, exchange: RecordedExchange, *, is_open: bool
+) -> None:
+    """Make one recorded request as the recorder makes it, and leave where the recorded client left.
+
+    `is_open`: the recording stops in mid-response, and so does the sample then.
+    """
     requested = exchange.requested
     recorder = Recorder(None, client, backoff=Backoff(tries=0), samples=_Only(sample))
     call = Call(
@@ -136,10 +144,14 @@ async def _send(client: httpx.AsyncClient, sample: LiveSample, exchange: Recorde
         task = asyncio.ensure_future(recorder.run(call))
     transport = client._transport
     assert isinstance(transport, ReplayTransport)  # noqa: S101 - `_replay` made it
+    so_far = None
     while not task.done():
         if any(playback.held for playback in transport.desk.playing):
+            so_far = sample.rollout.copy()
             task.cancel()
         await asyncio.wait([task], timeout=0.001)
+    if is_open and so_far is not None:
+        sample.rollout = so_far
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, (GenerationFailed, GenerationRefused)):
         raise error
@@ -161,10 +173,10 @@ def _is_told(mark: Marked, sample: LiveSample) -> bool:
 
 
 def _told(rollout: Rollout, choice: int | None = None) -> SampleView:
-    """Return the view without what only the recording process knew: why it left, when it lost patience."""
+    """Return the view without what only the recording process could say: why it left, or lost patience."""
     shown = view(rollout, choice=choice)
     for request in shown.requests:
-        if request.ended in ("cancelled", "timeout"):
+        if request.ended in ("cancelled", "timeout", "reset"):
             request.detail = None
     return shown
 

@@ -139,7 +139,7 @@ class _Teller:
         tokens = sum(len(choice.token_ids) for choice in rollout.choices.values())
         what = f"the sample is {rollout.status}, with {_tokens(tokens)}"
         if rollout.discarded:
-            what += f"; {_tokens(rollout.discarded)} were thrown away on the way"
+            what += f"; thrown away on the way: {_tokens(rollout.discarded)}"
         if request is not None and rollout.ended_of(request) is None:
             what += f"; request {request.number} is still open"
         yield Line(self._number, self._clock, None, None, what)
@@ -195,7 +195,8 @@ class _Teller:
     def _flush(self) -> Iterator[Line]:
         group, self._group = self._group, None
         if group is not None:
-            span = f" within {(self._group_end - (group.time or 0)) / 1e6:.2f} s" if self._frames > 1 else ""
+            took = (self._group_end - (group.time or 0)) / 1e6
+            span = f" within {took:.2f} s" if took >= 0.01 else ""
             frames = f" in {self._frames} frames" if self._frames > 1 else ""
             group.what = f"{_tokens(len(group.token_ids))}{frames}{span}"
             yield group
@@ -267,9 +268,9 @@ class _Teller:
         self._kept = True
         kept = min(base, length)
         if kept == length:
-            what = f"all {_tokens(length)} are kept" if length else "there is nothing to keep"
+            what = f"kept: all {_tokens(length)}" if length else "kept: nothing, for there is nothing"
         else:
-            what = f"{kept} of {_tokens(length)} are kept, {length - kept} thrown away"
+            what = f"kept: {kept} of {_tokens(length)}; thrown away: {length - kept}"
         yield self._line(None, None, what)
 
     def _line(self, request: int | None, time: int | None, what: str) -> Line:

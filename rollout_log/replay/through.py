@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import inspect
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,12 +25,17 @@ from rollout_log.errors import RolloutLogError
 from rollout_log.events import Opened
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry, LogReader
-from rollout_log.replay.checking import Difference, OneSample, first_place
+from rollout_log.replay.checking import CannotCheck, Difference, OneSample, first_place
 from rollout_log.replay.matching import Report
 from rollout_log.replay.recording import RecordedExchange, read_exchanges
 from rollout_log.replay.server import ReplayServer, serve_replay
 
 __all__ = ["FunctionNotFound", "PlainSample", "load_function", "run_through"]
+
+_logger = logging.getLogger("rollout_log")
+
+_ARRIVES_S = 0.1
+"""How long what was sent may take to reach the function, in this process, before its task is cancelled."""
 
 Generate = Callable[..., Awaitable[Any]]
 
@@ -104,18 +110,22 @@ def load_function(path: str) -> Generate:
 async def run_through(function: Generate, source: LogReader, entry: Entry) -> list[Difference]:
     """Run a generate function on one recorded sample, and return how what it made differs.
 
-    Raises `RolloutLogError` for a sample without a request it could be given; what the function raises
-    comes through.
+    What the function raises is a difference as well, and logged. Raises `CannotCheck` for a sample without
+    a request it could be given.
     """
     exchanges = read_exchanges(source, entry.ref, entry.name)
     if not exchanges or exchanges[0].dialect is None:
-        raise RolloutLogError(f"sample {entry.name!r} has no request for tokens, so there is nothing to call")
+        raise CannotCheck(f"sample {entry.name!r} has no request for tokens, so there is nothing to call")
     opened = next(event for _, event in source.events(entry.ref) if isinstance(event, Opened))
     rollout = source.rollout(entry.ref)
     sample = _sample(opened, rollout)
     async with serve_replay(OneSample(source, entry)) as server:
         for _ in exchanges:
-            sample = await _Run(function, server, exchanges).call(sample)
+            try:
+                sample = await _Run(function, server, exchanges).call(sample)
+            except Exception as error:
+                _logger.warning("the function raised on sample %r", entry.name, exc_info=True)
+                return [Difference(entry.name, "raised", None, f"{type(error).__name__}: {error}")]
             if _status(sample) != "aborted" or not _unserved(server.report()):
                 break
         return list(_differences(entry.name, rollout, sample, server.report()))
@@ -160,6 +170,7 @@ class _Run:
         while not task.done():
             held = [playback for playback in self.server.desk.playing if playback.held]
             if held and by_task:
+                await asyncio.sleep(_ARRIVES_S)
                 task.cancel()
             elif held:
                 self.server.desk.abort()

@@ -1,0 +1,221 @@
+"""Play samples back: what was asked, what came, where it was cut and by what.
+
+Tells each sample in order, also what was kept of a response and how it went on; with --speed at a multiple
+of the recorded pace, frame by frame. --at-event and --at-time show the sample as it was then.
+
+--check sends every recorded exchange through the real client code again and compares what comes of it with
+the recording. --through calls your own generate function, of vime's signature, with the recording in the
+engine's place. Exit status of both: 0 where all is as recorded, 1 where a field differs.
+
+Example:
+
+    rollout-log replay runs/today --step 12 --status aborted
+    rollout-log replay runs/today math-17 --speed 1
+    rollout-log replay runs/today math-17 --at-time 2.5
+    rollout-log replay runs/today --check
+    rollout-log replay runs/today math-17 --through my_rollout:generate
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated
+
+import typer
+
+from rollout_log.ascii_json import to_json
+from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._output import console, print_json, safe
+from rollout_log.cli._progress import progress
+from rollout_log.cli._times import clock, duration, parse_time
+from rollout_log.cli._tokenizer import Decode
+from rollout_log.cli.ls import STATUSES, status_of
+from rollout_log.cli.show import print_sample, sample_view, tokenizer_for
+from rollout_log.fold import Rollout, fold
+from rollout_log.log import Entry, LogReader
+from rollout_log.replay.checking import CannotCheck, Difference, check_sample
+from rollout_log.replay.narrative import Line, narrate, until
+from rollout_log.replay.through import load_function, run_through
+from rollout_log.sources import open_source
+
+_LONGEST_WAIT_S = 10.0
+_SHOWN = 6
+"""Tokens shown at either end of a stretch."""
+
+
+def run(
+    log: arguments.LogPath,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Only these samples.")] = None,
+    *,
+    step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
+    status: Annotated[str | None, typer.Option(help=f"Only samples that are {', '.join(STATUSES)}.")] = None,
+    speed: Annotated[
+        float | None, typer.Option(metavar="X", help="At X times the recorded pace; default: at once.")
+    ] = None,
+    at_event: Annotated[
+        int | None, typer.Option("--at-event", metavar="K", help="Show the sample after event K.")
+    ] = None,
+    at_time: Annotated[
+        str | None,
+        typer.Option("--at-time", metavar="T", help="Show it T seconds after it began, or at 22:30:05."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Send it through the client code again.")] = False,
+    through: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Call this generate function with it.")
+    ] = None,
+    tokenizer: arguments.Tokenizer = None,
+    json: arguments.Json = False,
+) -> None:
+    if status is not None and status not in STATUSES:
+        raise typer.BadParameter(f"{status!r} is no status: there are {', '.join(STATUSES)}")
+    if speed is not None and not speed > 0:
+        raise typer.BadParameter(f"a speed is above 0, not {speed}")
+    if sum((check, through is not None, at_event is not None or at_time is not None)) > 1:
+        raise typer.BadParameter("--check, --through and --at-… each want the samples for themselves")
+    function = load_function(through) if through is not None else None
+    with open_source(log) as reader:
+        entries = _entries(reader, keys or [], step, status)
+        if function is not None:
+            _compare(entries, lambda entry: asyncio.run(run_through(function, reader, entry)), json=json)
+        elif check:
+            _compare(entries, lambda entry: asyncio.run(check_sample(reader, entry)), json=json)
+        elif at_event is not None or at_time is not None:
+            for entry in entries:
+                _show_at(reader, entry, at_event, at_time, tokenizer, json=json)
+        else:
+            for number, entry in enumerate(entries):
+                _tell(reader, entry, speed, tokenizer, json=json, first=number == 0)
+
+
+def _entries(reader: LogReader, keys: Sequence[str], step: int | None, status: str | None) -> list[Entry]:
+    found = list(reader.samples(step=step, status=status))
+    if not keys:
+        return found
+    refs = [arguments.find(reader, key) for key in keys]
+    named = [Entry(reader.summary(ref), key, ref) for key, ref in zip(keys, refs, strict=True)]
+    if step is None and status is None:
+        return named
+    chosen = {(entry.ref.folder, entry.ref.ordinal) for entry in found}
+    return [entry for entry in named if (entry.ref.folder, entry.ref.ordinal) in chosen]
+
+
+# Telling
+
+
+def _tell(
+    reader: LogReader, entry: Entry, speed: float | None, tokenizer: str | None, *, json: bool, first: bool
+) -> None:
+    lines = narrate(reader.events(entry.ref), _state(reader, entry), each_frame=speed is not None)
+    if speed is not None:
+        lines = _paced(lines, speed)
+    if json:
+        for line in lines:
+            print_json({"sample": entry.name, **_plain(line)})
+        return
+    decode = tokenizer_for(reader.rollout(entry.ref), tokenizer)
+    out = console()
+    title = f"{entry.name}: {status_of(entry.summary)}"
+    began = clock(entry.summary.opened_unix_ns)
+    out.print(("" if first else "\n") + safe(title) + (f", began {began}" if began else ""), style="bold")
+    for line in lines:
+        print(_shown(line, decode), flush=speed is not None)
+
+
+def _paced(lines: Iterable[Line], speed: float) -> Iterator[Line]:
+    """Hold each line back until it is due; what is far apart is not waited for."""
+    before = 0
+    for line in lines:
+        if before and line.clock_ns > before:
+            time.sleep(min((line.clock_ns - before) / 1e9 / speed, _LONGEST_WAIT_S))
+        before = line.clock_ns or before
+        yield line
+
+
+def _shown(line: Line, decode: Decode | None) -> str:
+    if line.time == 0 and line.request is not None:
+        return f"  request {line.request}, {safe(line.what)}"
+    at = f"+{duration(line.time / 1e6)}" if line.time is not None else ""
+    tokens = f"  {_tokens(line.token_ids, decode)}" if line.token_ids else ""
+    return f"    {at:>9}  {safe(line.what)}{tokens}"
+
+
+def _tokens(token_ids: list[int], decode: Decode | None) -> str:
+    head, tail = token_ids[:_SHOWN], token_ids[_SHOWN:][-_SHOWN:]
+    gap = len(token_ids) > len(head) + len(tail)
+    if decode is not None:
+        parts = [decode(token_ids)] if not gap else [decode(head), decode(tail)]
+        return safe(" … ".join(repr(part) for part in parts))
+    return " ".join([*map(str, head), *(["…"] if gap else []), *map(str, tail)])
+
+
+def _plain(line: Line) -> dict[str, object]:
+    return {name: getattr(line, name) for name in line.__struct_fields__}
+
+
+# Time travel
+
+
+def _show_at(
+    reader: LogReader, entry: Entry, event: int | None, at: str | None, tokenizer: str | None, *, json: bool
+) -> None:
+    clock_ns = None if at is None else _clock(at, entry)
+    events = list(until(reader.events(entry.ref), last=event, clock_ns=clock_ns))
+    rollout = fold(events, _state(reader, entry))
+    decode = tokenizer_for(rollout, tokenizer)
+    if json:
+        print_json(sample_view(rollout, entry.ref, decode))
+        return
+    last = f"event {events[-1][0]}, {type(events[-1][1]).__name__}" if events else "nothing yet"
+    console().print(f"as of {last}, of {entry.summary.events} events", style="bold")
+    print_sample(rollout, entry.ref, decode)
+
+
+def _clock(text: str, entry: Entry) -> int:
+    try:
+        return entry.summary.opened_unix_ns + int(float(text) * 1e9)
+    except (ValueError, OverflowError):
+        return parse_time(text) or 0
+
+
+def _state(reader: LogReader, entry: Entry) -> Rollout | None:
+    older = reader.continued(entry.ref)
+    return None if older is None else Rollout.continue_from(reader.rollout(older[0]), older[1])
+
+
+# Comparing
+
+
+def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]], *, json: bool) -> None:
+    """Print what differs, sample by sample; exit 1 where anything does."""
+    found: list[Difference] = []
+    passed = 0
+    for entry in progress("samples", entries, len(entries)):
+        try:
+            differences = compare(entry)
+        except CannotCheck as error:
+            passed += 1
+            print(f"rollout-log: passed over: {safe(error)}", file=sys.stderr)
+            continue
+        found += differences
+        if json:
+            print_json(*differences)
+        else:
+            for each in differences:
+                print(
+                    safe(f"{each.sample}: {each.field} is {_short(each.replayed)}, ")
+                    + safe(f"recorded {_short(each.recorded)}")
+                )
+    if not json:
+        checked = len(entries) - passed
+        differing = len({each.sample.partition("#")[0] for each in found})
+        verdict = f"{differing} differ" if found else "all as recorded"
+        print(f"{checked} samples replayed, {verdict}" + (f"; {passed} passed over" if passed else ""))
+    raise typer.Exit(1 if found else 0)
+
+
+def _short(value: object) -> str:
+    text = "absent" if value is None else to_json(value)
+    return text if len(text) <= 80 else text[:79] + "…"
