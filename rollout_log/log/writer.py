@@ -18,18 +18,25 @@ from typing import Literal, final
 
 import lmdb
 
-from rollout_log.errors import RecordingFailed, RolloutLogError
+from rollout_log.errors import RecordingFailed, RolloutLogError, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
 from rollout_log.log.environment import Row
+from rollout_log.log.keeping import Keeper
 from rollout_log.log.queue import RETRY_S, Counters, Queue
+from rollout_log.log.retention import cap_of
 from rollout_log.log.summary import Summary
 from rollout_log.log.waiting import Waiter
 
 __all__ = ["Counters", "Durability", "Log"]
 
 Durability = Literal["window", "finish", "strict"]
+
+_SEGMENTS = 4
+"""A segment is at most this part of the cap, so that deleting the oldest leaves most of the log …"""
+_LEAST_SEGMENT = 1 << 20
+"""… but has at least so many bytes."""
 
 _logger = logging.getLogger("rollout_log")
 _logs: dict[str, Log] = {}
@@ -62,11 +69,19 @@ class Log:
         late_flush_ms: int = 100,
         durability: Durability = "finish",
         strict: bool = False,
+        max_bytes: int | None = None,
+        archive: str | os.PathLike[str] | None = None,
+        seal: bool = True,
     ) -> Log:
         """Open a log for writing, and make it where there is none.
 
         The same path gives the same handle within a process; each `open` wants its `close`, and the
         first one's settings hold. `run` names the training run (default: the directory's name).
+
+        Rotated segments are sealed by a child process in the background, copied into the folder `archive`
+        where one is given, and deleted, oldest first, while all segments together have more than
+        `max_bytes` (default: 100 GB, or 20 % of what is free, the log itself included). `seal=False` does
+        none of that.
 
         Raises `NotALog`, `LogTooNew`, `UnsafeFileSystem`, or `RecordingFailed` where nothing can be
         written; the caller decides whether to go on without recording.
@@ -85,6 +100,9 @@ class Log:
                     late_flush_ms=late_flush_ms,
                     durability=durability,
                     strict=strict,
+                    max_bytes=max_bytes,
+                    archive=None if archive is None else Path(archive).absolute(),
+                    seal=seal,
                 )
             log._start()
             log._references += 1
@@ -103,6 +121,9 @@ class Log:
         late_flush_ms: int,
         durability: Durability,
         strict: bool,
+        max_bytes: int | None,
+        archive: Path | None,
+        seal: bool,
     ) -> None:
         self.path = path
         self.run = path.name if run is None else run
@@ -110,7 +131,10 @@ class Log:
         self.strict = strict
         self._name = name
         self._window = window_ms / 1000
-        self._segment_bytes = segment_bytes
+        self._max_bytes = cap_of(path) if max_bytes is None else max_bytes
+        self._segment_bytes = min(segment_bytes, max(self._max_bytes // _SEGMENTS, _LEAST_SEGMENT))
+        self._archive = archive
+        self._seal = seal
         self._queue_bytes = queue_bytes
         self._late = late_flush_ms / 1000
         self._first_ordinal = 0
@@ -128,6 +152,10 @@ class Log:
             strict=self.strict,
             first_ordinal=self._first_ordinal,
             read_back=self._committer.read_back,
+        )
+        self._ordinals: dict[str, int] = {}
+        self._keeper = Keeper(
+            self.path / self.writer, archive=self._archive, max_bytes=self._max_bytes, seals=self._seal
         )
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
@@ -148,7 +176,9 @@ class Log:
 
     def create(self, opened: Opened) -> int:
         """Allocate a sample's ordinal, unique within the writer. Writes nothing: `opened` is event 0."""
-        return self._queue.create()
+        ordinal = self._queue.create()
+        self._ordinals[opened.key] = ordinal
+        return ordinal
 
     def append(
         self, sample: int, first: int, events: Sequence[Event], summary: Summary | None = None
@@ -167,13 +197,14 @@ class Log:
             self._start_thread()
         return self._queue.append(sample, first, events, summary)
 
-    async def flush(self, *samples: int) -> bool:
+    async def flush(self, *samples: int | str) -> bool:
         """Wait until what was appended to these samples so far is on disk; to all, where none are given.
 
+        A sample is named by its ordinal, or by its key: the newest one that this writer has of it.
         Commits these samples only. Cancelling the wait does not cancel the commit. False where commits
         fail, at once: see `accepting`.
         """
-        waiter = self._queue.wait_for(samples, loop=asyncio.get_running_loop())
+        waiter = self._queue.wait_for(self._ordinals_of(samples), loop=asyncio.get_running_loop())
         return True if waiter is None else await self._await(waiter)
 
     async def settle(self, sample: int) -> bool:
@@ -195,9 +226,9 @@ class Log:
             self._queue.count_late()
         return done
 
-    def flush_sync(self, *samples: int, timeout: float | None = None) -> bool:
+    def flush_sync(self, *samples: int | str, timeout: float | None = None) -> bool:
         """Block as `flush` waits; False also when `timeout` seconds are over."""
-        waiter = self._queue.wait_for(samples)
+        waiter = self._queue.wait_for(self._ordinals_of(samples))
         if waiter is None:
             return True
         try:
@@ -230,6 +261,12 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _ordinals_of(self, samples: Sequence[int | str]) -> list[int]:
+        try:
+            return [self._ordinals[name] if isinstance(name, str) else name for name in samples]
+        except KeyError as unknown:
+            raise SampleNotFound(f"{self.path}: this process has recorded no sample {unknown}") from None
 
     async def _await(self, waiter: Waiter, timeout: float | None = None) -> bool:
         if waiter.future is None:
@@ -292,6 +329,7 @@ class Log:
             )
         else:
             self.counters.segments += 1
+            self._keeper.tend(self._committer.number)
 
     # Beginning and end.
 
@@ -310,6 +348,7 @@ class Log:
             self._committer.close()
             raise
         self.counters.segments = self._committer.number
+        self._keeper.begin()
 
     def _start_thread(self) -> None:
         with self._thread_lock:
@@ -331,6 +370,7 @@ class Log:
         if self._thread is not None:
             self._thread.join()
             self._finalizer.cancel()
+        self._keeper.stop()
         self._committer.close()
         self._queue.abandon()
 

@@ -6,7 +6,10 @@ import asyncio
 import threading
 import time
 
-from rollout_log.events import Delta
+import pytest
+
+from rollout_log.errors import SampleNotFound
+from rollout_log.events import Delta, Opened
 from rollout_log.log import Log, LogReader
 from rollout_log.log.committer import Committer
 
@@ -142,3 +145,16 @@ async def test_strict_settling_waits_through_failures(path, begin, monkeypatch):
     assert await log.settle(sample)
     assert (log.durable(sample), log.counters.failures) == (1, 3)
     log.close()
+
+
+async def test_a_sample_may_be_named_by_its_key(tmp_path):
+    with Log.open(tmp_path / "log", window_ms=60_000) as log:
+        opened = Opened(key="k")
+        other = log.create(Opened(key="other"))
+        log.append(other, 0, [Opened(key="other")])
+        sample = log.create(opened)
+        log.append(sample, 0, [opened])
+        assert await log.flush("k")
+        assert (log.durable(sample), log.durable(other)) == (1, 0)
+        with pytest.raises(SampleNotFound, match="no sample 'x'"):
+            await log.flush("x")
