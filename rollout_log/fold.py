@@ -339,6 +339,7 @@ class Rollout:
                 choice.tell_spans(delta.weight_versions, request.base)
             if delta.routed_experts is not None:
                 choice.routed_experts = delta.routed_experts
+                choice.routed_experts_start = delta.routed_experts_start
             if delta.text:
                 choice.wire_text.append(delta.text)
         if frame.usage is not None:

@@ -62,6 +62,7 @@ class Choice(msgspec.Struct):
     sampling_mask: list[list[int] | None] = []
     """Empty, or one entry per token; None where the engine gave none."""
     routed_experts: str | None = None
+    routed_experts_start: int = 0
     wire_text: list[str] = []
     """Text as the engine sent it, of the latest request only."""
 

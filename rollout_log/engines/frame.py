@@ -43,6 +43,8 @@ class ChoiceDelta(msgspec.Struct, gc=False):
     sampling_mask: list[list[int]] | None = None
     """Token ids that sampling could choose from, one sorted list per token of this frame."""
     text: str | None = None
+    routed_experts_start: int = 0
+    """Row that `routed_experts` begins with; the rows before it were told earlier."""
 
 
 class Frame(msgspec.Struct, gc=False):

@@ -7,8 +7,11 @@ was said, as an abort chunk does, adds nothing.
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -40,6 +43,11 @@ class _Meta(msgspec.Struct, gc=False):
     output_token_logprobs: list[_Pair] | None = None
     weight_version: str | int | None = None
     routed_experts: str | None = None
+    routed_experts_start_len: Natural | None = None
+    top_p_token_ids: str | list[TokenId] | None = None
+    top_p_token_offsets: str | list[Natural] | None = None
+    top_p_kept_token_ids: str | list[TokenId] | None = None
+    top_p_kept_token_offsets: str | list[Natural] | None = None
     spec_verify_ct: float | None = None
     spec_accept_token_num: float | None = None
     spec_draft_token_num: float | None = None
@@ -113,6 +121,9 @@ def _read(results: list[_Result], so_far: Mapping[int, int]) -> Frame:
         else:
             choice.finish_reason = finish
         choice.routed_experts = meta.routed_experts
+        choice.routed_experts_start = meta.routed_experts_start_len or 0
+        if choice.token_ids:
+            choice.sampling_mask = _sampling_sets(meta, len(choice.token_ids))
         # No text: a cumulative frame repeats it, and nothing in an incremental one says that it does not.
         frame.choices.append(choice)
         frame.request_id = frame.request_id or meta.id
@@ -142,6 +153,32 @@ def _add_tokens(choice: ChoiceDelta, result: _Result, meta: _Meta, so_far: int) 
     else:
         choice.token_ids = ids[-new:]
     return None
+
+
+def _sampling_sets(meta: _Meta, new: int) -> list[list[int]] | None:
+    """Return the top-p sets of the last `new` tokens: all ids in a row, and where each token's begin."""
+    ids = meta.top_p_token_ids if meta.top_p_token_ids is not None else meta.top_p_kept_token_ids
+    offsets = (
+        meta.top_p_token_offsets if meta.top_p_token_offsets is not None else meta.top_p_kept_token_offsets
+    )
+    if ids is None or offsets is None:
+        return None
+    ids, offsets = _integers(ids), _integers(offsets)
+    if len(offsets) <= new or offsets[-1] != len(ids) or offsets[0] != 0:
+        return None
+    places = offsets[len(offsets) - new - 1 :]
+    return [ids[start:end] for start, end in pairwise(places)]
+
+
+def _integers(values: str | list[int]) -> list[int]:
+    """An array of int32 as JSON or as base64 of its bytes; empty where it is neither."""
+    if isinstance(values, list):
+        return values
+    try:
+        data = base64.b64decode(values, validate=True)
+    except ValueError:
+        return []
+    return [] if len(data) % 4 else list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
 def _add_figures(frame: Frame, results: list[_Result]) -> None:

@@ -159,8 +159,8 @@ class Recorder:
             cause = "retry"
             base, body = first_base, call.body
             kept = rollout.choice_or_first().token_ids[first_base:]
-            if kept and self._may_go_on(call, rollout, request.n, kept):
-                prompt = prompt_and_kept
+            prompt = prompt_and_kept
+            if kept and prompt and self._may_go_on(call, rollout, request.n, kept):
                 again = request_from(dialect.name, call.body, prompt, kept)
                 if again is None:
                     exchange.mark("finish_inferred", finish_reason="length", evidence="the budget is used up")
@@ -177,8 +177,7 @@ class Recorder:
         """Write down what the trainer made of a sample."""
         sample = self.samples.get(key)
         if sample is not None:
-            sample.rollout.apply(closed)
-            sample.write([closed], summarized=True)
+            sample.close(closed)
 
     # Parts
 

@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollout_log.engines import RequestInfo, dialect_for
-from rollout_log.events import Cause, Event, Marked, Observed, Opened, Requested, Unrecorded, elide_token_ids
+from rollout_log.events import (
+    Cause,
+    Closed,
+    Event,
+    Marked,
+    Observed,
+    Opened,
+    Requested,
+    Unrecorded,
+    elide_token_ids,
+)
 from rollout_log.fold import Rollout
 from rollout_log.record.base import Start, start_of
 from rollout_log.record.exchange import Exchange
@@ -98,6 +108,11 @@ class LiveSample:
             return []
         return [Unrecorded(base=start, token_ids=self.rollout.choice_or_first().token_ids[start:base])]
 
+    def close(self, closed: Closed) -> None:
+        """Write down what the trainer made of the sample."""
+        self.rollout.apply(closed)
+        self.write([closed], summarized=True)
+
     async def settle(self) -> bool:
         """Wait, as the log's durability says, until what was written is on disk."""
         if self._log is None or self._ordinal is None or self._pid != os.getpid():
@@ -131,6 +146,20 @@ class Samples:
         """Return the newest life of a sample, None when this process has not seen it."""
         return self._live.get(key)
 
+    def all(self) -> list[LiveSample]:
+        """Return the samples in memory, those that were used last at the end."""
+        with self._lock:
+            return list(self._live.values())
+
+    def forget(self, key: str) -> None:
+        """Let go of a sample and its children, but for those that are busy; the log keeps what it has."""
+        with self._lock:
+            sample = self._live.get(key)
+            children = range(2, sample.children + 1) if sample is not None else ()
+            for name in (key, *(f"{key}~{number}" for number in children)):
+                if name in self._live and not self._live[name].busy:
+                    del self._live[name]
+
     def request(
         self,
         key: str | None,
@@ -156,7 +185,7 @@ class Samples:
         dialect = dialect_for(path)
         info = dialect.read_request(body) if dialect else RequestInfo()
         with self._lock:
-            sample = self._place(key, path, info, opened, supersede=supersede or base is not None)
+            sample = self._place(key, path, info, opened, base=base, supersede=supersede or base is not None)
             start = start_of(sample.rollout, info.token_ids, base)
             number = len(sample.rollout.requests)
             elided = elide_token_ids(body, info.token_ids)
@@ -196,14 +225,22 @@ class Samples:
         return False
 
     def _place(
-        self, key: str, path: str, info: RequestInfo, opened: Opened | None, *, supersede: bool
+        self,
+        key: str,
+        path: str,
+        info: RequestInfo,
+        opened: Opened | None,
+        *,
+        base: int | None,
+        supersede: bool,
     ) -> LiveSample:
         """Find or make the sample a request belongs to."""
         sample = self._live.get(key)
         if sample is None or sample.rollout.closed is not None:
             return self._open(key, path, info, opened, after=sample)
         self._live.move_to_end(key)
-        if not _belongs(sample, path, info):
+        again = base == 0 and info.token_ids is None and (path, info.model) == (sample.path, sample.model)
+        if not again and not _belongs(sample, path, info):  # text that the caller knows to start over
             return self._child(sample, path, info, opened)
         if sample.busy and sample.exchange is not None:
             if not supersede:

@@ -10,8 +10,9 @@ from typing import Any
 
 from rollout_log.slime.request import SLIME, prepare
 from rollout_log.trainer.generate import generate as _generate
+from rollout_log.trainer.metrics import log_metrics
 
-__all__ = ["generate"]
+__all__ = ["generate", "log_metrics"]
 
 
 async def generate(

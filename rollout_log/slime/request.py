@@ -31,7 +31,7 @@ async def prepare(
     if sample.response_length and params.get("min_new_tokens"):
         params["min_new_tokens"] = max(params["min_new_tokens"] - sample.response_length, 0)
     body: dict[str, Any] = {
-        "input_ids": sample.tokens,
+        "input_ids": list(sample.tokens),  # a copy: the sample grows
         "sampling_params": params,
         "return_logprob": True,
         "stream": True,

@@ -27,11 +27,14 @@ def int32(values: Sequence[int]) -> Any:
     return np.asarray(values, dtype=np.int32)
 
 
-def routed_experts(encoded: str, tokens: int, layers: int, top_k: int) -> Any:
-    """Decode an engine's routing, shape (tokens - 1, layers, top_k), int32.
+def routed_experts(
+    encoded: str, rows: int, layers: int, top_k: int, *, before: Any = None, start: int = 0
+) -> Any:
+    """Decode an engine's routing of `rows` tokens, shape (rows, layers, top_k), int32.
 
-    `encoded` is base64 of a .npy (vLLM) or of bare int32 (SGLang). Raises `RolloutLogError` when it does
-    not have that many elements. Needs numpy, which every trainer has.
+    `encoded` is base64 of a .npy (vLLM) or of bare int32 (SGLang), from row `start` on; the rows before that
+    are those of `before`. Raises `RolloutLogError` when the elements do not fit. Needs numpy, which every
+    trainer has.
     """
     import numpy as np
 
@@ -40,10 +43,15 @@ def routed_experts(encoded: str, tokens: int, layers: int, top_k: int) -> Any:
         array = np.load(io.BytesIO(data), allow_pickle=False)
     else:
         array = np.frombuffer(data, dtype=np.int32)
-    wanted = (tokens - 1, layers, top_k)
+    wanted = (max(rows - start, 0), layers, top_k)
     if array.size != wanted[0] * layers * top_k:
         raise RolloutLogError(f"routed experts have {array.size} elements, {wanted} are needed")
     array = array.reshape(wanted).astype(np.int32)
+    if start:
+        known = np.asarray([] if before is None else before, dtype=np.int32)
+        if len(known) < start:
+            raise RolloutLogError(f"routed experts begin at row {start}, the sample has {len(known)}")
+        array = np.concatenate([known[:start], array])
     try:
         import torch
     except ImportError:

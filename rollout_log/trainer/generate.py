@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+import httpx
 
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Opened
@@ -17,10 +19,11 @@ from rollout_log.fold import Rollout
 from rollout_log.record.errors import GenerationFailed
 from rollout_log.record.recorder import Call, Recorder
 from rollout_log.record.watchdog import take_back_cancel
-from rollout_log.trainer.arrays import routed_experts
-from rollout_log.trainer.host import Host, Prepared
+from rollout_log.trainer.host import Host, Prepared, Unsupported
 from rollout_log.trainer.sample import SampleWriter
-from rollout_log.trainer.session import Session, session_for, storable
+from rollout_log.trainer.session import Session, session_for
+from rollout_log.trainer.storable import storable
+from rollout_log.trainer.tally import METADATA, facts_of, tally
 
 __all__ = ["Prepare", "generate"]
 
@@ -28,7 +31,7 @@ _logger = logging.getLogger("rollout_log")
 _ABORT_GRACE_S = 2.0
 """How long a stream may wait for the engine's own abort frame, which has versions and routing."""
 
-Prepare = Callable[[Any, Any, dict[str, Any], Any, int | None], Any]
+Prepare = Callable[[Any, Any, dict[str, Any], Any, int | None], Coroutine[Any, Any, Prepared]]
 """`await prepare(args, sample, sampling_params, state, budget) -> Prepared`."""
 
 
@@ -51,7 +54,6 @@ async def generate(
         if budget <= 0:
             sample.status = status.TRUNCATED
             return sample
-    prepared: Prepared = await prepare(args, sample, sampling_params, state, budget)
     generation = _Generation(
         host,
         session,
@@ -61,7 +63,7 @@ async def generate(
         sampling_params=sampling_params,
         evaluation=evaluation,
     )
-    return await generation.run(prepared)
+    return await generation.run(prepare(args, sample, sampling_params, state, budget))
 
 
 class _Generation:
@@ -93,13 +95,21 @@ class _Generation:
         self.tokenizer = getattr(state, "tokenizer", None)
         self.skips_special = sampling_params.get("skip_special_tokens")
         self.key = session.key_of(sample, evaluation=evaluation)
-        self.recorder: Recorder = session.recorder(host.client(args))
-        self._set_metadata({"key": self.key})
+        known = facts_of(sample)
+        self.before = known if known.get("key") == self.key else {}
+        live = session.samples.get(self.key)
+        self.discarded = live.rollout.discarded if live is not None else 0
+        self.client = host.client(args)
+        self.recorder: Recorder = session.recorder(self.client)
+        self._set_metadata({**self.before, "key": self.key})
 
-    async def run(self, prepared: Prepared) -> Any:
+    async def run(self, preparing: Coroutine[Any, Any, Prepared]) -> Any:
         sample = self.sample
+        failure: Exception | None = None
         try:
             with self.host.traced(sample, {"key": self.key}) as answered:
+                prepared = await preparing
+                await self.session.ask_version(self.host, self.client, prepared.url, self.step)
                 try:
                     rollout = await self.recorder.run(self._call(prepared))
                 finally:
@@ -109,13 +119,18 @@ class _Generation:
             if not self._is_finished():
                 sample.status = type(sample).Status.ABORTED
                 self._finish()
+                self._count()
                 raise
             take_back_cancel()
-        except GenerationFailed as error:
-            self._finish()
-            return self._fail(error)
+        except Unsupported:
+            raise
+        except (RolloutLogError, httpx.HTTPError) as error:
+            failure = error
         self._finish()
-        return self._judge()
+        try:
+            return self._judge() if failure is None else self._fail(failure)
+        finally:
+            self._count()
 
     def _call(self, prepared: Prepared) -> Call:
         session, tokenizer = self.session, self.tokenizer
@@ -178,21 +193,20 @@ class _Generation:
             return
         if (told := rollout.choice().told) and told[-1].end > self.writer.start:
             self.session.tell_version(self.step, told[-1].version)
-        self._set_routed_experts(rollout)
-        requests = self.writer.requests
-        self._set_metadata(
-            {
-                "key": rollout.opened.key if rollout.opened else self.key,
-                "requests": len(requests),
-                "retries": sum(request.cause == "retry" for request in requests),
-                "salvaged": sum(
-                    request.base - self.writer.start for request in requests if request.cause == "retry"
-                )
-                + (self.writer.start if requests and requests[0].cause == "resume" else 0),
-                "discarded": rollout.discarded,
-                "bytes": sum(request.bytes for request in requests),
-            }
+
+    def _count(self) -> None:
+        rollout, sample = self.rollout, self.sample
+        if rollout is None:
+            return
+        counters = tally(
+            self.before,
+            rollout,
+            self.writer.requests,
+            start=self.writer.start,
+            discarded=self.discarded,
+            aborted=sample.status is type(sample).Status.ABORTED,
         )
+        self._set_metadata({"key": rollout.opened.key if rollout.opened else self.key, **counters})
 
     def _judge(self) -> Any:
         """Set the status of a sample whose generation came to an end of its own."""
@@ -212,9 +226,27 @@ class _Generation:
                 sample.status = status.COMPLETED
             elif wanted == "fail":
                 return self._fail(GenerationFailed(f"sample {self.key!r}: no finish reason came", rollout))
-        if sample.status is not status.ABORTED or sample.response_length:
-            return self._check_logprobs(rollout)
-        return sample
+        failure = self._take_routed_experts(rollout)
+        if failure is not None:
+            return self._fail(failure)
+        return self._check_logprobs(rollout)
+
+    def _take_routed_experts(self, rollout: Rollout) -> Exception | None:
+        """Take the routing over; a finished sample without it cannot be trained where routing is replayed."""
+        args, sample = self.args, self.sample
+        if not getattr(args, "use_rollout_routing_replay", False):
+            return None
+        try:
+            taken = self.writer.take_routed_experts(args.num_layers, args.moe_router_topk)
+        except (RolloutLogError, ValueError) as error:
+            return GenerationFailed(f"sample {self.key!r}: {error} (--use-rollout-routing-replay)", rollout)
+        if taken or sample.status is type(sample).Status.ABORTED:
+            return None
+        message = (
+            f"sample {self.key!r}: no routed experts came with its finish, and --use-rollout-routing-replay "
+            "needs them; does the engine return them?"
+        )
+        return GenerationFailed(message, rollout)
 
     def _check_logprobs(self, rollout: Rollout) -> Any:
         missing = self.writer.missing_logprobs()
@@ -230,7 +262,7 @@ class _Generation:
         )
         return self._fail(GenerationFailed(message, rollout))
 
-    def _fail(self, error: GenerationFailed) -> Any:
+    def _fail(self, error: Exception) -> Any:
         """A sample that cannot be saved: out of the training data, or out of the run."""
         sample = self.sample
         if bool(getattr(self.state, "aborted", False)):
@@ -247,23 +279,9 @@ class _Generation:
         sample.remove_sample = True
         return sample
 
-    def _set_routed_experts(self, rollout: Rollout) -> None:
-        args, sample = self.args, self.sample
-        encoded = rollout.choice().routed_experts
-        if encoded is None or not getattr(args, "use_rollout_routing_replay", False):
-            return
-        sample.rollout_routed_experts = routed_experts(
-            encoded, len(sample.tokens), args.num_layers, args.moe_router_topk
-        )
-
     def _set_metadata(self, facts: dict[str, Any]) -> None:
         # A new dict: siblings may share the old one.
-        known = getattr(self.sample, "metadata", None) or {}
-        before = known.get("rollout_log")
-        self.sample.metadata = {
-            **known,
-            "rollout_log": {**(before if isinstance(before, dict) else {}), **facts},
-        }
+        self.sample.metadata = {**(getattr(self.sample, "metadata", None) or {}), METADATA: facts}
 
     def _decode(self, token_ids: list[int]) -> str:
         skips = True if self.skips_special is None else bool(self.skips_special)
@@ -282,8 +300,3 @@ class _Generation:
             "metrics": request.metrics,
             **{name: usage[name] for name in ("prompt_tokens", "completion_tokens") if name in usage},
         }
-
-
-def unsupported(feature: str, flag: str) -> RolloutLogError:
-    """Return the error for a combination that cannot be served."""
-    return RolloutLogError(f"rollout-log cannot serve {feature}: turn off {flag}")

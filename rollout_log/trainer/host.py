@@ -19,7 +19,14 @@ import msgspec
 
 from rollout_log.errors import RolloutLogError
 
-__all__ = ["Host", "Prepared"]
+__all__ = ["Host", "Prepared", "Unsupported"]
+
+
+class Unsupported(RolloutLogError):
+    """A combination of the trainer's settings that cannot be served; names the flag to change."""
+
+    def __init__(self, feature: str, remedy: str) -> None:
+        super().__init__(f"rollout-log cannot serve {feature}: {remedy}")
 
 
 class Prepared(msgspec.Struct):
@@ -44,6 +51,8 @@ class Host(msgspec.Struct, frozen=True):
     """Function of the trace module that turns an answer into span attributes."""
     speculative: str
     """Setting in `args` that says whether speculative decoding is on."""
+    version_path: str | None = None
+    """Where an engine that does not put its weight version on every frame says it."""
 
     def module(self, *paths: str) -> ModuleType | None:
         """Return the first of these modules of the trainer that can be imported."""

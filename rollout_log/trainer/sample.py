@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_log.fold import Request, Rollout
-from rollout_log.trainer.arrays import int32
+from rollout_log.trainer.arrays import int32, routed_experts
 
 __all__ = ["SampleWriter", "speculation"]
 
@@ -103,6 +103,25 @@ class SampleWriter:
         """Return the positions of this call's tokens whose log-prob is missing."""
         logprobs = self.sample.rollout_log_probs
         return [i for i in range(self.start, len(logprobs)) if math.isnan(logprobs[i])]
+
+    def take_routed_experts(self, layers: int, top_k: int) -> bool:
+        """Take over the engine's routing of all tokens; False where this call brought none.
+
+        Raises `RolloutLogError` where it does not fit the tokens.
+        """
+        choice = self.rollout.choice() if self.rollout is not None else None
+        if choice is None or choice.routed_experts is None:
+            return False
+        sample = self.sample
+        sample.rollout_routed_experts = routed_experts(
+            choice.routed_experts,
+            len(sample.tokens) - 1,
+            layers,
+            top_k,
+            before=sample.rollout_routed_experts,
+            start=choice.routed_experts_start,
+        )
+        return True
 
     def finish(self, decode: Callable[[list[int]], str] | None, *, speculative: bool = False) -> None:
         """Write what is known only at the end: text, weight versions, usage and speculative decoding."""

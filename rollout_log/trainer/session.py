@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
 from rollout_log.errors import RolloutLogError
 from rollout_log.log import Log
@@ -22,12 +22,15 @@ from rollout_log.record import Recorder
 from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
 from rollout_log.settings import Settings, read_settings
+from rollout_log.trainer.host import Host
 
-__all__ = ["Session", "close_session", "session_for", "storable"]
+__all__ = ["Session", "close_session", "session_for"]
 
 _logger = logging.getLogger("rollout_log")
 _lock = threading.Lock()
 _session: Session | None = None
+_VERSION_S = 2.0
+"""How long the engine may take to say which weights it has."""
 
 
 class Session:
@@ -41,7 +44,12 @@ class Session:
         self.pid = os.getpid()
         self._owners: dict[str, weakref.ref[Any]] = {}
         self._version: tuple[int | None, str] | None = None
+        self._asks_version = True
+        self._asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
         self._said: set[str] = set()
+        self._counted: dict[str, int] = {}
 
     def recorder(self, client: httpx.AsyncClient) -> Recorder:
         """Return a recorder over a client, into this session's log."""
@@ -82,6 +90,34 @@ class Session:
             return None
         return self._version[1]
 
+    async def ask_version(self, host: Host, client: httpx.AsyncClient, url: str, step: int | None) -> None:
+        """Ask the engine once a step for its weights: where only a last frame has them, a cancel loses it."""
+        if host.version_path is None or not self._asks_version or self.known_version(step) is not None:
+            return
+        async with self._asking.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self.known_version(step) is not None:  # somebody else asked meanwhile
+                return
+            version = None
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                answer = await client.get(httpx.URL(url).join(host.version_path), timeout=_VERSION_S)
+                said = answer.json() if answer.status_code < 400 else None
+                version = said.get("weight_version") if isinstance(said, dict) else None
+            if isinstance(version, (str, int)):
+                self.tell_version(step, str(version))
+            else:
+                self._asks_version = False
+
+    def new_counts(self) -> dict[str, int]:
+        """Return what the log counted since the last call of this."""
+        counters = self.log.counters if self.log is not None else None
+        now = {
+            "late_flushes": counters.late_flushes if counters else 0,
+            "unrecorded_requests": counters.dropped_requests if counters else 0,
+        }
+        new = {name: value - self._counted.get(name, 0) for name, value in now.items()}
+        self._counted = now
+        return new
+
     def say_once(self, message: str, *args: object, level: int = logging.WARNING) -> None:
         """Log a message the first time only."""
         if message not in self._said:
@@ -115,18 +151,6 @@ def close_session() -> None:
         session, _session = _session, None
     if session is not None and session.pid == os.getpid():
         session.close()
-
-
-def storable(value: Any) -> Any:
-    """Return a value as JSON would have it; what JSON has no word for becomes its text."""
-    try:
-        return msgspec.to_builtins(value, str_keys=True, enc_hook=_text)
-    except (TypeError, ValueError, RecursionError):
-        return _text(value)
-
-
-def _text(value: Any) -> str:
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
 def _open_log(settings: Settings, run: str) -> Log | None:

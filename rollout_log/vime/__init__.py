@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_log.trainer.generate import generate as _generate
+from rollout_log.trainer.metrics import log_metrics
 from rollout_log.vime.request import VIME, prepare
 
-__all__ = ["generate"]
+__all__ = ["generate", "log_metrics"]
 
 
 async def generate(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_log.trainer.generate import unsupported
-from rollout_log.trainer.host import Host, Prepared
+from rollout_log.trainer.host import Host, Prepared, Unsupported
 from rollout_log.vime.multimodal import prompt_ids, render
 
 __all__ = ["VIME", "prepare", "request_params"]
@@ -17,6 +16,7 @@ VIME = Host(
     span="vllm_generate",
     meta_attrs="build_vllm_meta_trace_attrs",
     speculative="vllm_speculative_config",
+    version_path="/weight_info",
 )
 
 _SAME = ("temperature", "top_p", "seed", "repetition_penalty")
@@ -49,7 +49,8 @@ async def prepare(
 ) -> Prepared:
     """Make the request that goes on from what the sample has."""
     if getattr(args, "use_score_centering", False):
-        raise unsupported("score centering", "--use-score-centering, or use vime's own generate function")
+        remedy = "turn off --use-score-centering, or use vime's own generate function"
+        raise Unsupported("score centering", remedy)
     if not sample.tokens:
         sample.tokens = prompt_ids(sample, state)
     base = f"http://{args.vllm_router_ip}:{args.vllm_router_port}"
@@ -58,7 +59,7 @@ async def prepare(
         params["min_tokens"] = max(params["min_tokens"] - sample.response_length, 0)
     body: dict[str, Any] = {
         "model": getattr(args, "hf_checkpoint", None),
-        "token_ids": sample.tokens,
+        "token_ids": list(sample.tokens),  # a copy: the sample grows
         "sampling_params": params,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -1,0 +1,103 @@
+"""What the trainer made of a sample, as its last event: everything that its fold does not tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rollout_log.events import Closed
+from rollout_log.fold import Rollout
+from rollout_log.trainer.storable import storable
+
+__all__ = ["close_consumed", "rest_of"]
+
+_IN_CLOSED = ("status", "reward")
+
+
+def close_consumed(sample: Any, rollout: Rollout, *, step: int | None, order: int) -> Closed:
+    """Return the event of a sample that a step consumed as its number `order`."""
+    status = getattr(sample.status, "value", sample.status)
+    return Closed(
+        status=str(status),
+        reward=storable(sample.reward),
+        step=step,
+        sample=rest_of(sample, rollout),
+        closed_unix_ns=time.time_ns(),
+        order=order,
+    )
+
+
+def rest_of(sample: Any, rollout: Rollout) -> dict[str, Any]:
+    """Return a sample's attributes by name, but for those that are at their defaults or as the fold has them.
+
+    `Sample.from_dict` of these, with tokens, log-probs, mask and versions of the fold, status and reward of
+    the event, is the sample again. Tensors above 65,536 elements and objects are described only.
+    """
+    defaults, folded = _defaults(type(sample)), _folded(sample, rollout)
+    return {
+        name: storable(_plain(value))
+        for name, value in _attributes(sample).items()
+        if name not in _IN_CLOSED
+        and not (name in folded and _same(value, folded[name]))
+        and not (name in defaults and _same(value, defaults[name]))
+    }
+
+
+def _attributes(sample: Any) -> Mapping[str, Any]:
+    return vars(sample) if hasattr(sample, "__dict__") else dataclasses.asdict(sample)
+
+
+def _plain(value: Any) -> Any:
+    """Counters of a sample know how to become a dict."""
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def _folded(sample: Any, rollout: Rollout) -> dict[str, Any]:
+    opened, choice = rollout.opened, rollout.choice_or_first()
+    folded: dict[str, Any] = {
+        "tokens": [*rollout.prompt_token_ids, *choice.token_ids],
+        "response_length": len(choice.token_ids),
+        "rollout_log_probs": choice.logprobs,
+        "loss_mask": choice.loss_mask,
+        "weight_versions": [span.version for span in choice.weight_versions(rollout.dispatched)],
+    }
+    if opened is not None:
+        folded |= {"index": opened.index, "group_index": opened.group_index}
+    if choice.routed_experts is not None:
+        folded["rollout_routed_experts"] = sample.rollout_routed_experts
+    return folded
+
+
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    defaults = {}
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values are equal; NaN equals NaN, and what cannot be compared differs."""
+    if value is other:
+        return True
+    if type(value) is list and type(other) is list:
+        return len(value) == len(other) and (
+            value == other or all(_equal(one, another) for one, another in zip(value, other, strict=True))
+        )
+    return type(value) is type(other) and _equal(value, other)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float) and math.isnan(value):
+        return math.isnan(other)
+    try:
+        return bool(value == other)
+    except (TypeError, ValueError, RuntimeError):  # arrays of several elements have no truth
+        return False
