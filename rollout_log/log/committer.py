@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import lmdb
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Event
 from rollout_log.log.block import writer_identity
-from rollout_log.log.directory import claim_folder, create_log, segment_path, segments_of
+from rollout_log.log.directory import claim_folder, create_log, release_folder, segment_path, segments_of
 from rollout_log.log.environment import Row
 from rollout_log.log.filesystem import refuse_network
+from rollout_log.log.opening import open_segment
 from rollout_log.log.pending import Part
 from rollout_log.log.segment import BLOCKS, Segment
 from rollout_log.log.summary import Summary
@@ -81,7 +81,7 @@ class Committer:
         """Read committed events `[first, end)` of a sample. From any thread."""
         found: list[Event] = []
         for path in segments_of(self.folder):
-            segment = Segment.open(path)
+            segment = open_segment(path)
             try:
                 for block in segment.blocks(ordinal, first):
                     if block.first >= end:
@@ -97,14 +97,14 @@ class Committer:
             self._segment.close()
             self._segment = None
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            release_folder(self.folder.name, self._descriptor)
             self._descriptor = None
 
     def _known(self, ordinal: int) -> Summary | None:
         """Return a sample's summary from the segments before the active one."""
         for path in reversed(segments_of(self.folder)):
             try:
-                segment = Segment.open(path)
+                segment = open_segment(path)
                 try:
                     found = segment.summary(ordinal)
                 finally:

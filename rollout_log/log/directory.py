@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,8 +22,12 @@ __all__ = [
     "check_format",
     "claim_folder",
     "create_log",
+    "hold_folder",
+    "is_live",
     "logs_at",
     "read_marker",
+    "release_folder",
+    "sealed_path",
     "segment_number",
     "segment_path",
     "segments_of",
@@ -34,9 +39,15 @@ FORMAT = (1, 0)
 """Major and minor. A later major is refused; a later minor only adds."""
 MARKER = "rollout-log.json"
 LOCK = "lock"
+SEALING = "sealing"
+"""Another lock file: who holds it seals or prunes the folder."""
 
 _WRITER = re.compile(r".+-\d+-\d+")
-_SEGMENT = re.compile(r"segment-(\d{6,})\.rlog")
+SEALED = ".sealed"
+_SEGMENT = re.compile(r"segment-(\d{6,})\.(?:rlog|sealed)")
+
+_claimed: set[str] = set()
+"""Folders that this process has locked: it must not open their lock files again (see `claim_folder`)."""
 
 
 class Marker(msgspec.Struct):
@@ -120,17 +131,32 @@ def writers_of(log: Path) -> list[Path]:
 
 
 def segments_of(folder: Path) -> list[Path]:
-    """Return the segments of a writer, oldest first."""
+    """Return the segments of a writer, oldest first; a sealed one stands for the one it was made of."""
     try:
-        there = list(folder.iterdir())
+        there = sorted(folder.iterdir(), key=lambda path: path.suffix != SEALED)
     except FileNotFoundError:
         return []
-    return sorted((path for path in there if _SEGMENT.fullmatch(path.name)), key=segment_number)
+    found: dict[int, Path] = {}
+    for path in there:
+        if _SEGMENT.fullmatch(path.name):
+            found.setdefault(segment_number(path), path)
+    return [found[number] for number in sorted(found)]
 
 
 def segment_path(folder: Path, number: int) -> Path:
     """Return where a writer's segment lies."""
     return folder / f"segment-{number:06}.rlog"
+
+
+def release_folder(name: str, descriptor: int) -> None:
+    """Give up what `claim_folder` locked."""
+    os.close(descriptor)
+    _claimed.discard(name)
+
+
+def sealed_path(segment: Path) -> Path:
+    """Return where a segment lies once it is sealed."""
+    return segment.with_suffix(SEALED)
 
 
 def segment_number(path: Path) -> int:
@@ -158,7 +184,40 @@ def claim_folder(log: Path, name: str) -> int:
     except OSError as error:
         os.close(descriptor)
         raise LogInUse(f"{folder} is written by another process") from error
+    _claimed.add(name)
     return descriptor
+
+
+def is_live(folder: Path) -> bool:
+    """Whether a process holds the folder as its writer; False also where that cannot be told."""
+    if folder.name in _claimed:
+        return True
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Be the only process that seals or prunes a writer's folder. Raises `LogInUse`."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(folder / SEALING, flags, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LogInUse(f"{folder} is being sealed or pruned by another process") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_marker(path: Path) -> None:
@@ -175,3 +234,6 @@ def _write_marker(path: Path) -> None:
             os.link(draft, path / MARKER)
     finally:
         draft.unlink()
+
+
+os.register_at_fork(after_in_child=_claimed.clear)

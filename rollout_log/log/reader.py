@@ -15,6 +15,8 @@ from rollout_log.errors import LogDamaged, NotALog, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.block import Block
 from rollout_log.log.directory import logs_at, read_marker, segments_of, writers_of
+from rollout_log.log.opening import open_segment
+from rollout_log.log.sealed import SealedSegment
 from rollout_log.log.segment import Segment
 from rollout_log.log.summary import Summary
 
@@ -94,7 +96,7 @@ class LogReader:
 
     def __init__(self, logs: list[Path]) -> None:
         self.logs = logs
-        self._segments: dict[Path, Segment] = {}
+        self._segments: dict[Path, Segment | SealedSegment] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> LogReader:
@@ -185,8 +187,18 @@ class LogReader:
 
     def blocks(self, ref: Ref, start: int = 0) -> Iterator[Block]:
         """Yield a sample's blocks that hold events from `start` on, in order. Raises `LogDamaged`."""
-        for segment in self._of(ref.folder):
-            yield from segment.blocks(ref.ordinal, start)
+        segments = self._of(ref.folder)
+        while segments:
+            segment, *segments = segments
+            try:
+                for block in segment.blocks(ref.ordinal, start):
+                    yield block
+                    start = max(start, block.first + block.count)
+            except LogDamaged:
+                now = self._of(ref.folder)
+                if segment in now:
+                    raise
+                segments = now  # sealed and closed meanwhile: go on in the sealed one
 
     def rollout(self, ref: Ref | str) -> Rollout:
         """Fold a sample; one that continues an older life of its key starts from that one's rollout."""
@@ -270,24 +282,25 @@ class LogReader:
 
     def _of(self, folder: Path) -> Sequence[Tables]:
         """Open a writer's segments, oldest first, and forget those that are gone."""
-        there = segments_of(folder)
-        for path in [path for path in self._segments if path.parent == folder and path not in there]:
-            self._segments.pop(path).close()
-        found: list[Segment] = []
-        for path in there:
-            if path not in self._segments:
-                try:
-                    self._segments[path] = Segment.open(path)
-                except NotALog:
-                    if path != there[-1]:
-                        raise LogDamaged(
-                            f"{path} is no segment of a rollout log; run `rollout-log verify`"
-                        ) from None
-                    continue  # just being made
-                except FileNotFoundError:
-                    continue
-            found.append(self._segments[path])
-        return found
+        while True:
+            there = segments_of(folder)
+            for path in [path for path in self._segments if path.parent == folder and path not in there]:
+                self._segments.pop(path).close()
+            try:
+                found = [self._open(path, newest=path == there[-1]) for path in there]
+            except FileNotFoundError:
+                continue  # sealed or pruned since it was listed
+            return [segment for segment in found if segment is not None]
+
+    def _open(self, path: Path, *, newest: bool) -> Tables | None:
+        if path not in self._segments:
+            try:
+                self._segments[path] = open_segment(path)
+            except NotALog:
+                if newest:
+                    return None  # just being made
+                raise LogDamaged(f"{path} is no segment of a rollout log; run `rollout-log verify`") from None
+        return self._segments[path]
 
 
 def _number(rows: list[_Row]) -> list[_Row]:

@@ -19,7 +19,7 @@ from rollout_log.log.directory import FORMAT, check_format, segment_number
 from rollout_log.log.environment import Environment, Row
 from rollout_log.log.summary import Summary, decode_summary, encode_summary
 
-__all__ = ["Segment", "Snapshot", "block_key", "sample_rows", "step_rows"]
+__all__ = ["Segment", "Snapshot", "block_key", "hash_key", "key_of_step", "sample_rows", "step_rows"]
 
 META, SAMPLES, KEYS, STEPS, BLOCKS = TABLES = ("meta", "samples", "keys", "steps", "blocks")
 HEADER = b"header"
@@ -44,14 +44,14 @@ def sample_rows(ordinal: int, summary: Summary) -> list[Row]:
     key = summary.key.encode("utf-8", "surrogatepass")
     rows = [
         (SAMPLES, _ORDINAL.pack(ordinal), encode_summary(summary)),
-        (KEYS, _hashed(key) + _ORDINAL.pack(ordinal), key),
+        (KEYS, hash_key(key) + _ORDINAL.pack(ordinal), key),
     ]
     return rows if summary.step is None else rows + step_rows(ordinal, summary.step)
 
 
 def step_rows(ordinal: int, step: int) -> list[Row]:
     """Return the row that says a sample took part in a step."""
-    return [(STEPS, _step_key(step) + _ORDINAL.pack(ordinal), b"")]
+    return [(STEPS, key_of_step(step) + _ORDINAL.pack(ordinal), b"")]
 
 
 class Segment:
@@ -135,11 +135,19 @@ class Segment:
     def with_key(self, key: str) -> list[int]:
         """Return the ordinals of all samples of a key."""
         name = key.encode("utf-8", "surrogatepass")
-        return [_ORDINAL.unpack(row[16:])[0] for row, data in self.rows(KEYS, _hashed(name)) if data == name]
+        return [_ORDINAL.unpack(row[16:])[0] for row, data in self.rows(KEYS, hash_key(name)) if data == name]
 
     def in_step(self, step: int) -> list[int]:
         """Return the ordinals of all samples that took part in a step."""
-        return [_STEP.unpack(row)[1] for row, _ in self.rows(STEPS, _step_key(step))]
+        return [_STEP.unpack(row)[1] for row, _ in self.rows(STEPS, key_of_step(step))]
+
+    def steps(self) -> Iterator[int]:
+        """Yield every step that a sample took part in, ascending."""
+        last = None
+        for row, _ in self.rows(STEPS):
+            if row[:8] != last:
+                last = row[:8]
+                yield _STEP.unpack(row)[0] - _SIGN
 
     def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]:
         """Yield a sample's blocks that hold events from `start` on. Raises `LogDamaged`."""
@@ -224,11 +232,14 @@ class Snapshot:
             raise LogDamaged(f"{table} says it has {told} rows, and {read} or more can be read")
 
 
-def _hashed(key: bytes) -> bytes:
-    """LMDB keys end at 511 bytes; a sample's key may be longer."""
+def hash_key(key: bytes) -> bytes:
+    """Return what stands for a sample's key: LMDB's keys end at 511 bytes, and a sample's may be longer."""
     return hashlib.blake2b(key, digest_size=16).digest()
 
 
-def _step_key(step: int) -> bytes:
-    """Signed, in an order that bytes compare in. Steps beyond 64 bits share the outermost keys."""
+def key_of_step(step: int) -> bytes:
+    """Return what stands for a step: signed, in an order that bytes compare in.
+
+    Steps beyond 64 bits share the outermost ones.
+    """
     return _ORDINAL.pack(min(max(step + _SIGN, 0), 2 * _SIGN - 1))

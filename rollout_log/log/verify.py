@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -26,10 +25,22 @@ import msgspec
 
 from rollout_log.errors import LogDamaged, NotALog, RolloutLogError
 from rollout_log.log.block import unpack_block, writer_identity
-from rollout_log.log.directory import LOCK, logs_at, read_marker, segment_number, segments_of, writers_of
+from rollout_log.log.directory import (
+    SEALED,
+    is_live,
+    logs_at,
+    read_marker,
+    sealed_path,
+    segment_number,
+    segment_path,
+    segments_of,
+    writers_of,
+)
 from rollout_log.log.environment import check_length
+from rollout_log.log.retention import Pruned, read_pruned
 from rollout_log.log.segment import BLOCKS, KEYS, SAMPLES, STEPS, Segment, Snapshot, sample_rows
 from rollout_log.log.summary import Summary, decode_summary
+from rollout_log.log.verify_sealed import walk_sealed
 
 __all__ = ["Finding", "Report", "verify"]
 
@@ -44,7 +55,8 @@ class Finding(msgspec.Struct, frozen=True):
 
     path: Path
     what: str
-    """In a word: length, pages, reader, header, block, sequence, sample, key, step, marker."""
+    """In a word: length, pages, reader, header, hash, table, block, sequence, sample, key, step, segment,
+    marker."""
     detail: str
 
 
@@ -52,6 +64,8 @@ class Report(msgspec.Struct):
     """What `verify` found."""
 
     damage: list[Finding] = []
+    pruned: list[Pruned] = []
+    """Segments that were deleted to free the disk, which is no damage."""
     samples: int = 0
     blocks: int = 0
     events: int = 0
@@ -77,10 +91,12 @@ def verify(path: str | os.PathLike[str]) -> Report:
             report.damage.append(Finding(log, "marker", str(error)))
         for folder in writers_of(log):
             walked = _Walked()
+            pruned = _pruned(folder, report)
             segments = segments_of(folder)
             for segment in segments:
                 _read_child(segment, report, walked)
             whole = bool(segments) and segment_number(segments[0]) == 1
+            report.damage += _missing(folder, segments, pruned)
             report.samples += len(walked.samples)
             report.damage += [
                 Finding(folder, "sequence", detail)
@@ -90,8 +106,35 @@ def verify(path: str | os.PathLike[str]) -> Report:
     return report
 
 
+def _pruned(folder: Path, report: Report) -> set[int]:
+    try:
+        pruned = read_pruned(folder)
+    except LogDamaged as error:
+        report.damage.append(Finding(folder, "segment", str(error)))
+        return set()
+    report.pruned += pruned
+    return {each.segment for each in pruned}
+
+
+def _missing(folder: Path, segments: list[Path], pruned: set[int]) -> Iterator[Finding]:
+    there = {segment_number(segment) for segment in segments}
+    for number in range(1, max(there | pruned, default=0)):
+        if number not in there and number not in pruned and not segment_path(folder, number).exists():
+            yield Finding(folder, "segment", f"segment {number} is gone, and nothing says that it was pruned")
+
+
 def _read_child(segment: Path, report: Report, walked: _Walked) -> None:
     """Walk a segment in a child process and take in what it says, however it ends."""
+    output, code, errors = _run_child(segment)
+    if not segment.exists():  # and if it was half read when that happened
+        if segment == sealed_path(segment) or not sealed_path(segment).exists():
+            return  # pruned meanwhile
+        segment = sealed_path(segment)
+        output, code, errors = _run_child(segment)
+    _take_in(segment, output, code, errors, report, walked)
+
+
+def _run_child(segment: Path) -> tuple[bytes, int, str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-m", "rollout_log.log.verify", os.fspath(segment.absolute())]
     try:
@@ -104,11 +147,14 @@ def _read_child(segment: Path, report: Report, walked: _Walked) -> None:
             check=False,
             timeout=_PATIENCE_S + size / 1e6,
         )
-        output, code, errors = child.stdout, child.returncode, child.stderr.decode(errors="replace")
     except FileNotFoundError:
-        return  # pruned meanwhile
+        return b"", 0, ""
     except subprocess.TimeoutExpired as error:
-        output, code, errors = error.stdout or b"", -signal.SIGKILL, "it went on for too long"
+        return error.stdout or b"", -signal.SIGKILL, "it went on for too long"
+    return child.stdout, child.returncode, child.stderr.decode(errors="replace")
+
+
+def _take_in(segment: Path, output: bytes, code: int, errors: str, report: Report, walked: _Walked) -> None:
     done = False
     for line in output.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -145,6 +191,9 @@ def _gaps(ordinal: int, ranges: list[tuple[int, int]], *, from_start: bool) -> I
 
 def _walk(path: Path) -> Iterator[dict[str, Any]]:
     """Yield what is wrong with a segment, the ranges of events it has, and the totals at the end."""
+    if path.suffix == SEALED:
+        yield from walk_sealed(path)
+        return
     nothing = {"samples": [], "blocks": 0, "events": 0}
     if path.stat().st_size == 0:
         yield nothing  # its writer died before the first commit
@@ -189,19 +238,7 @@ def _check_pages(path: Path) -> Iterator[dict[str, Any]]:
 
 def _is_live(path: Path) -> bool:
     """Whether a writer holds the folder and this is the segment it writes."""
-    if segments_of(path.parent)[-1:] != [path]:
-        return False
-    try:
-        descriptor = os.open(path.parent / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return segments_of(path.parent)[-1:] == [path] and is_live(path.parent)
 
 
 def _tables_of(path: Path) -> int:
