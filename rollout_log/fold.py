@@ -14,7 +14,8 @@ Pure: no IO, no clock, no knowledge of where events come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
@@ -58,6 +59,8 @@ _STATUS: dict[str, Status] = {
     "http_error": "failed",
 }
 _ABORTS = frozenset({"abort", "cancelled"})
+_AT_ONCE = 64
+"""Deltas that are decoded together."""
 _CAN_BE_INFERRED = frozenset({"no_terminal", "reset", "timeout"})
 # A whole sample of several choices is what its worst choice is.
 _WORST_FIRST: tuple[Status, ...] = ("pending", "failed", "aborted", "truncated", "completed")
@@ -209,16 +212,69 @@ class Rollout:
 
     def apply(self, event: Event) -> None:
         """Fold the next event in. Never raises on anything an engine or a client sent."""
-        self.events += 1
         kind = type(event)
         if kind is Delta:
-            self._apply_delta(event)  # type: ignore[arg-type]  # `kind is` does not narrow
+            self.apply_deltas((event,))  # type: ignore[arg-type]  # `kind is` does not narrow
             return
+        self.events += 1
         apply = _APPLY.get(kind)
         if apply is None:
             self.unknown_events += kind.__name__ == "Unknown"
         else:
             apply(self, event)
+
+    def apply_all(self, events: Iterable[Event]) -> None:
+        """Fold the next events in, as `apply` would one by one."""
+        for number, together in groupby(events, _number_of_delta):
+            if number is None:
+                for event in together:
+                    self.apply(event)
+            else:
+                self.apply_deltas([*together])  # type: ignore[list-item]  # the key says what they are
+
+    def apply_deltas(self, deltas: Sequence[Delta]) -> None:
+        """Fold the next deltas in, all of one request."""
+        count = len(deltas)
+        if count > _AT_ONCE:
+            for start in range(0, count, _AT_ONCE):
+                self.apply_deltas(deltas[start : start + _AT_ONCE])
+            return
+        request = self.requests[-1] if self.requests else None
+        first = deltas[0]
+        if request is None or request.number != first.number:
+            self.events += count
+            self._late(first.number, count)
+            return
+        frames = [delta.data for delta in deltas]
+        tokens = self._dialect.decode_tokens(frames)
+        if tokens is not None and tokens.index in self.choices:
+            self.events += count
+            request.deltas += count
+            request.bytes += sum(map(len, frames))
+            self._apply_tokens(request, tokens, first.time, deltas[-1].time)
+        elif count > 1:
+            for delta in deltas:
+                self.apply_deltas((delta,))
+        else:
+            self.events += 1
+            request.bytes += len(first.data)
+            frame = self._dialect.decode_frame(first.data, self._so_far)
+            if not frame.done:
+                request.deltas += 1
+                self._apply_frame(request, frame, first.time)
+
+    def _apply_tokens(self, request: Request, tokens: Tokens, first_time: int, last_time: int) -> None:
+        """What `_apply_frame` would do, frame by frame."""
+        choice = self.choices[tokens.index]
+        count = len(tokens.token_ids)
+        choice.extend(tokens.token_ids, tokens.logprobs, Origin.GENERATED, request.number)
+        if tokens.weight_version is not None:
+            choice.tell_version(tokens.weight_version, len(choice.token_ids) - count)
+        self._so_far[tokens.index] += count
+        request.tokens += count
+        request.last_time = last_time
+        if request.first_time is None:
+            request.first_time, request.request_id = first_time, tokens.request_id
 
     def _apply_opened(self, event: Opened) -> None:
         self.opened = event
@@ -265,33 +321,6 @@ class Rollout:
         if (request := self._find(event.number)) is not None:
             request.http_status = event.status
 
-    def _apply_delta(self, event: Delta) -> None:
-        request = self.requests[-1] if self.requests else None
-        if request is None or request.number != event.number:
-            self._late(event.number)
-            return
-        frame = self._dialect.decode_frame(event.data, self._so_far)
-        request.bytes += len(event.data)
-        if type(frame) is Tokens and (choice := self.choices.get(frame.index)) is not None:
-            self._apply_tokens(request, choice, frame, event.time)
-        elif not frame.done:
-            request.deltas += 1
-            self._apply_frame(request, frame, event.time)
-
-    def _apply_tokens(self, request: Request, choice: Choice, frame: Tokens, time: int) -> None:
-        """What `_apply_frame` would do, for a frame that is nothing but tokens of one choice."""
-        ids = frame.token_ids
-        count = len(ids)
-        choice.extend(ids, frame.logprobs, Origin.GENERATED, request.number)
-        if frame.weight_version is not None:
-            choice.tell_version(frame.weight_version, len(choice.token_ids) - count)
-        self._so_far[frame.index] += count
-        request.deltas += 1
-        request.tokens += count
-        request.last_time = time
-        if request.first_time is None:
-            request.first_time, request.request_id = time, frame.request_id
-
     def _apply_body(self, event: Body) -> None:
         request = self.requests[-1] if self.requests else None
         if request is None or request.number != event.number:
@@ -308,7 +337,7 @@ class Rollout:
             return
         self._apply_frame(request, frame, event.time)
 
-    def _apply_frame(self, request: Request, frame: Frame | Tokens, time: int) -> None:
+    def _apply_frame(self, request: Request, frame: Frame, time: int) -> None:
         number = request.number
         so_far = self._so_far
         for delta in frame.choices:
@@ -429,9 +458,9 @@ class Rollout:
     def _find(self, number: int) -> Request | None:
         return next((request for request in reversed(self.requests) if request.number == number), None)
 
-    def _late(self, number: int) -> None:
+    def _late(self, number: int, count: int = 1) -> None:
         if (request := self._find(number)) is not None:
-            request.late_deltas += 1
+            request.late_deltas += count
 
     def _note(self, code: str, request: int | None, position: int | None, message: str) -> None:
         self._noted.append(problem(code, request, position, message))
@@ -516,13 +545,22 @@ def fold(events: Iterable[tuple[int, Event]], state: Rollout | None = None) -> R
     that is missing is a `log_gap`.
     """
     rollout = Rollout() if state is None else state.copy()
+    following: list[Event] = []
     for number, event in sorted(events, key=lambda numbered: numbered[0]):
-        if number < rollout.events:
+        expected = rollout.events + len(following)
+        if number < expected:
             continue
-        if number > rollout.events:
+        if number > expected:
+            rollout.apply_all(following)
+            following.clear()
             rollout.skip_to(number)
-        rollout.apply(event)
+        following.append(event)
+    rollout.apply_all(following)
     return rollout
+
+
+def _number_of_delta(event: Event) -> int | None:
+    return event.number if type(event) is Delta else None
 
 
 def _text(data: bytes) -> str:

@@ -7,7 +7,7 @@ the terms of `frame`. It never raises on model output; what it cannot read is a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rollout_log.engines.frame import (
     ChoiceDelta,
@@ -73,6 +73,9 @@ class _Unknown:
 
     def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
         return self.decode_body(data)
+
+    def decode_tokens(self, frames: Sequence[bytes]) -> None:
+        return None
 
     def decode_body(self, data: bytes) -> Frame:
         return Frame(undecodable=f"no decoder for the dialect {self.name!r}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -70,29 +70,14 @@ class Frame(msgspec.Struct, gc=False):
 
 
 class Tokens(msgspec.Struct, gc=False):
-    """A frame that adds tokens to one choice and says nothing else: nearly all of a stream's are.
-
-    To a reader it is a `Frame` whose other fields have their defaults; being told apart makes it cheap.
-    """
+    """What frames in a row say that only add tokens to one choice, as nearly all frames of a stream do."""
 
     index: int
     token_ids: list[int]
-    logprobs: list[float] | None = None
-    weight_version: str | None = None
-    request_id: str | None = None
-
-    usage: ClassVar[None] = None
-    metrics: ClassVar[None] = None
-    error: ClassVar[None] = None
-    prompt_token_ids: ClassVar[None] = None
-    done: ClassVar[bool] = False
-    undecodable: ClassVar[None] = None
-    length_mismatch: ClassVar[None] = None
-
-    @property
-    def choices(self) -> list[ChoiceDelta]:
-        """The one choice's delta."""
-        return [ChoiceDelta(self.index, self.token_ids, self.logprobs)]
+    logprobs: list[float] | None
+    """As many as `token_ids`; None: none sent."""
+    weight_version: str | None
+    request_id: str | None
 
 
 class RequestInfo(msgspec.Struct, frozen=True, gc=False):
@@ -117,8 +102,12 @@ class Dialect(Protocol):
         """Read a request body; whatever cannot be read is left at its default."""
         ...
 
-    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame | Tokens:
+    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
         """Decode one SSE data frame. `so_far`: tokens of this request by choice, before this frame."""
+        ...
+
+    def decode_tokens(self, frames: Sequence[bytes]) -> Tokens | None:
+        """Decode data frames in a row at once, at a lower cost; None where they are not just `Tokens`."""
         ...
 
     def decode_body(self, data: bytes) -> Frame:

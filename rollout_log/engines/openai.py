@@ -7,7 +7,7 @@ Token ids are there when the request has `return_token_ids` (`token_ids` in a ch
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -66,6 +66,9 @@ class OpenAI:
     def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
         """Decode one frame. All its tokens are new, so `so_far` does not matter."""
         return decode(data, _decoder, _read)
+
+    def decode_tokens(self, frames: Sequence[bytes]) -> None:
+        """Leave it to `decode_frame`."""
 
     def decode_body(self, data: bytes) -> Frame:
         """Decode an answer that was not streamed, or an error object."""

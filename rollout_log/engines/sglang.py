@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -94,6 +94,9 @@ class SGLang:
     def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
         """Decode one frame; `so_far` tells its new tokens from those it repeats."""
         return decode(data, _decoder, lambda result: _read([result], so_far))
+
+    def decode_tokens(self, frames: Sequence[bytes]) -> None:
+        """Leave it to `decode_frame`."""
 
     def decode_body(self, data: bytes) -> Frame:
         """Decode a whole answer; the results of a list are its choices, in order."""

@@ -6,7 +6,7 @@ Log-prob entries name their token as `"token": "token_id:17"`, as `"token_id": 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -39,7 +39,7 @@ class _PlainEntry(msgspec.Struct, gc=False):
 
 
 class _PlainLogprobs(msgspec.Struct, gc=False):
-    content: list[_PlainEntry] | None = None
+    content: list[_PlainEntry]
 
 
 class _PlainChoice(msgspec.Struct, gc=False):
@@ -86,22 +86,37 @@ class VLLM:
             request, request.get("token_ids"), params, params.get("max_tokens"), params.get("logprobs")
         )
 
-    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame | Tokens:
+    def decode_frame(self, data: bytes, so_far: Mapping[int, int]) -> Frame:
         """Decode one frame. All its tokens are new, so `so_far` does not matter."""
+        return decode(data, _decoder, _read)
+
+    def decode_tokens(self, frames: Sequence[bytes]) -> Tokens | None:
+        """Decode frames of one choice, of the same weights, and with all log-probs or none."""
         try:
-            answer = _decode_plain(data)
+            answers = [_decode_plain(data) for data in frames]
         except (msgspec.MsgspecError, RecursionError):
-            return decode(data, _decoder, _read)
-        wire = answer.choices[0]
-        logprobs = None
-        if wire.logprobs is not None and (content := wire.logprobs.content) is not None:
-            logprobs = [entry.logprob for entry in content]
-            if len(logprobs) > len(wire.token_ids):
-                return decode(data, _decoder, _read)
-        version = answer.weight_version
-        if type(version) is int:
-            version = str(version)
-        return Tokens(wire.index, wire.token_ids, logprobs, version, answer.request_id)  # type: ignore[arg-type]
+            return None
+        first = answers[0]
+        index, version, told = first.choices[0].index, first.weight_version, first.choices[0].logprobs
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        for answer in answers:
+            choice = answer.choices[0]
+            token_ids += choice.token_ids
+            if choice.logprobs is not None:
+                for entry in choice.logprobs.content:
+                    logprobs.append(entry.logprob)  # noqa: PERF401 - mostly one, and then the quickest
+            if len(logprobs) != (len(token_ids) if told else 0):
+                return None
+            if choice.index != index or answer.weight_version != version:
+                return None
+        return Tokens(
+            index,
+            token_ids,
+            logprobs if told else None,
+            None if version is None else str(version),
+            first.request_id,
+        )
 
     def decode_body(self, data: bytes) -> Frame:
         """Decode an answer that was not streamed, or an error object."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 
@@ -28,11 +29,13 @@ COMPRESS_ABOVE = 512
 """Bytes. Above that a value soon leaves its leaf page for overflow pages of 4 kB, so smaller pays twice."""
 SPLIT_ABOVE = 64 << 10
 """Bytes of encoded events in one block; a single larger event is not split."""
-LEVEL = 3
+LEVEL = 1
+"""On blocks of some kB, level 3 makes nothing smaller."""
 
 _HEADER = struct.Struct(">4sBBH8sQQIII")
 _CHECKSUM = struct.Struct(">I")
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
+_of_thread = threading.local()
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -82,14 +85,21 @@ def pack_blocks(
         return
     codec, stored = RAW, payload
     if len(payload) > COMPRESS_ABOVE:
-        # A compressor is not safe to share between threads, and costs microseconds to make.
-        squeezed = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(payload)
+        squeezed = _compressor().compress(payload)
         if len(squeezed) < len(payload):
             codec, stored = ZSTD, squeezed
     header = _HEADER.pack(
         MAGIC, VERSION, codec, 0, writer, ordinal, first, len(events), len(payload), len(stored)
     )
     yield first, header + _CHECKSUM.pack(zlib.crc32(stored, zlib.crc32(header))) + stored
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """Return this thread's: one is not safe to share, and costs as much to make as to use."""
+    found: zstandard.ZstdCompressor | None = getattr(_of_thread, "compressor", None)
+    if found is None:
+        found = _of_thread.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    return found
 
 
 def unpack_block(data: bytes) -> Block:

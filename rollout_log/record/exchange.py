@@ -83,11 +83,11 @@ class Exchange:
             self._body.append(chunk)
             return
         number = self.number
-        events: list[Event] = [Delta(number, frame.data, now, frame.raw) for frame in splitter.feed(chunk)]
+        deltas = [Delta(number, frame.data, now, frame.raw) for frame in splitter.feed(chunk)]
+        if deltas:
+            self._take(deltas)
         if len(self._sizes) >= _READS_PER_EVENT:
-            events.append(self._reads())
-        if events:
-            self._take(events)
+            self._take([self._reads()])
 
     def end(self, how: End, detail: str | None = None) -> None:
         """The response is over; only the first call counts."""
@@ -135,9 +135,7 @@ class Exchange:
 
     def _fold(self, events: Sequence[Event]) -> None:
         try:
-            apply = self.sample.rollout.apply
-            for event in events:
-                apply(event)
+            self.sample.rollout.apply_all(events)
         except Exception as error:
             self.broken = self.broken or error
             self._stop("folding", error)
