@@ -25,7 +25,7 @@ from rollout_log.replay.faults import FAULT_HEADER, Faults
 from rollout_log.replay.matching import Cut, Report
 from rollout_log.replay.playback import AtCut, Playback, play
 
-__all__ = ["ReplayServer", "serve_replay"]
+__all__ = ["ReplayHandler", "ReplayServer", "serve_replay"]
 
 _JSON = [("content-type", "application/json")]
 _PATIENCE_S = 1.0
@@ -65,14 +65,16 @@ async def serve_replay(
     with what the next request got, or "end" as it did. `faults` are put into every response.
     """
     desk = Desk(source, cut=cut, at_cut=at_cut, pace=pace, faults=faults)
-    handler = _Handler(desk)
+    handler = ReplayHandler(desk)
     async with serve(handler, host, port) as server:
         handler.controls.url = server.url
         handler.controls.loopback = ip_address(server.host).is_loopback
         yield ReplayServer(server.host, server.port, server.url, desk)
 
 
-class _Handler:
+class ReplayHandler:
+    """A handler for `rollout_log.http_server.serve` that answers from a desk."""
+
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.controls = Controls(desk)
@@ -90,7 +92,7 @@ class _Handler:
             faults = Faults.parse(header) if header is not None else None
             playback = await self._take(asked, faults)
         except ReplayMiss as miss:
-            await _refuse(responder, 404, miss)
+            await self.miss(request, responder, miss)
             return
         except RolloutLogError as error:
             await _refuse(responder, 400, error)
@@ -100,6 +102,10 @@ class _Handler:
             await self._play(playback, responder)
         finally:
             self.desk.leave(playback)
+
+    async def miss(self, request: Request, responder: Responder, miss: ReplayMiss) -> None:
+        """Answer what was not recorded."""
+        await _refuse(responder, 404, miss)
 
     async def _take(self, asked: Asked, faults: Faults | None) -> Playback:
         deadline = asyncio.get_running_loop().time() + _PATIENCE_S
