@@ -16,7 +16,6 @@ from rollout_log.events import Event, Opened
 from rollout_log.log.block import Block
 from rollout_log.log.directory import logs_at, read_marker, segments_of, writers_of
 from rollout_log.log.opening import open_segment
-from rollout_log.log.sealed import SealedSegment
 from rollout_log.log.segment import Segment
 from rollout_log.log.summary import Summary
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rollout_log.fold import Rollout
+    from rollout_log.log.sealed import SealedSegment
 
 __all__ = ["Entry", "LogReader", "Ref", "Tables"]
 

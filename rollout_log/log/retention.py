@@ -20,7 +20,6 @@ from rollout_log.errors import LogDamaged, LogInUse, RolloutLogError
 from rollout_log.log.directory import hold_folder, is_live, segment_number, segments_of, writers_of
 from rollout_log.log.draft import whole_file
 from rollout_log.log.opening import open_segment
-from rollout_log.log.sealed import SealedSegment
 
 __all__ = ["Pruned", "cap_of", "prune", "read_pruned", "size_of"]
 
@@ -149,10 +148,7 @@ def _describe(candidate: _Candidate) -> Pruned:
     with contextlib.suppress(RolloutLogError, lmdb.Error, OSError):
         segment = open_segment(path)
         try:
-            if isinstance(segment, SealedSegment):
-                known.samples = segment.meta.samples
-            else:
-                known.samples = sum(1 for _ in segment.summaries())
+            known.samples = segment.count()
             known.first_step, known.last_step = _ends(segment.steps())
         finally:
             segment.close()

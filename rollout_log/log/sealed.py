@@ -100,6 +100,10 @@ class SealedSegment:
         """Bytes on disk."""
         return self._size
 
+    def count(self) -> int:
+        """How many samples it has."""
+        return self.meta.samples
+
     def summary(self, ordinal: int) -> Summary | None:
         """Return a sample's summary as of this segment."""
         pages = self._table("pages")

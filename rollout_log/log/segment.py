@@ -121,6 +121,11 @@ class Segment:
         with self._environment.read() as transaction:
             yield Snapshot(self._environment, transaction)
 
+    def count(self) -> int:
+        """How many samples it has."""
+        with self._environment.read() as transaction:
+            return int(transaction.stat(self._environment.table(SAMPLES))["entries"])
+
     def summary(self, ordinal: int) -> Summary | None:
         """Return a sample's summary as of this segment."""
         with self._environment.read() as transaction:

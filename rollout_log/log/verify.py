@@ -1,33 +1,25 @@
 """Whether a log is whole: lengths, checksums, sequences, indexes. Trusts nothing it reads.
 
-LMDB reads a damaged file in place, and then dies by a signal or silently skips records. So a segment
-is walked in a process of its own, `python -m rollout_log.log.verify SEGMENT`, which prints one JSON
-object a line; where the file is at rest its pages are checked first, without LMDB.
+LMDB reads a damaged file in place, and then dies by a signal or silently skips records. So every segment
+is walked by `verify_segment` in a process of its own, which prints one JSON object a line.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import lmdb
-import lmdb.verify
 import msgspec
 
-from rollout_log.errors import LogDamaged, NotALog, RolloutLogError
-from rollout_log.log.block import unpack_block, writer_identity
+from rollout_log.errors import LogDamaged
 from rollout_log.log.directory import (
-    SEALED,
-    is_live,
     logs_at,
     read_marker,
     sealed_path,
@@ -36,18 +28,12 @@ from rollout_log.log.directory import (
     segments_of,
     writers_of,
 )
-from rollout_log.log.environment import check_length
 from rollout_log.log.retention import Pruned, read_pruned
-from rollout_log.log.segment import BLOCKS, KEYS, SAMPLES, STEPS, Segment, Snapshot, sample_rows
-from rollout_log.log.summary import Summary, decode_summary
-from rollout_log.log.verify_sealed import walk_sealed
 
 __all__ = ["Finding", "Report", "verify"]
 
 _PATIENCE_S = 600
 """For a segment; another second for each MB of it."""
-_MOST = 100
-"""Findings of one segment that are told one by one."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -94,7 +80,8 @@ def verify(path: str | os.PathLike[str]) -> Report:
             pruned = _pruned(folder, report)
             segments = segments_of(folder)
             for segment in segments:
-                _read_child(segment, report, walked)
+                if (answer := _read_child(segment)) is not None:
+                    _take_in(answer, report, walked)
             whole = bool(segments) and segment_number(segments[0]) == 1
             report.damage += _missing(folder, segments, pruned)
             report.samples += len(walked.samples)
@@ -123,23 +110,30 @@ def _missing(folder: Path, segments: list[Path], pruned: set[int]) -> Iterator[F
             yield Finding(folder, "segment", f"segment {number} is gone, and nothing says that it was pruned")
 
 
-def _read_child(segment: Path, report: Report, walked: _Walked) -> None:
-    """Walk a segment in a child process and take in what it says, however it ends."""
-    output, code, errors = _run_child(segment)
-    if not segment.exists():  # and if it was half read when that happened
-        if segment == sealed_path(segment) or not sealed_path(segment).exists():
-            return  # pruned meanwhile
-        segment = sealed_path(segment)
-        output, code, errors = _run_child(segment)
-    _take_in(segment, output, code, errors, report, walked)
+class _Answer(NamedTuple):
+    """What the child that walked a segment said, and how it ended."""
+
+    segment: Path
+    lines: bytes = b""
+    code: int = 0
+    errors: str = ""
 
 
-def _run_child(segment: Path) -> tuple[bytes, int, str]:
+def _read_child(segment: Path) -> _Answer | None:
+    """Walk a segment in a child process; None where it was pruned meanwhile."""
+    answer = _ask(segment)
+    if segment.exists():
+        return answer
+    sealed = sealed_path(segment)  # meanwhile, and the answer may be of half a file
+    return _ask(sealed) if sealed != segment and sealed.exists() else None
+
+
+def _ask(segment: Path) -> _Answer:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-m", "rollout_log.log.verify", os.fspath(segment.absolute())]
+    command = [sys.executable, "-m", "rollout_log.log.verify_segment", os.fspath(segment.absolute())]
     try:
         size = segment.stat().st_size
-        child = subprocess.run(  # noqa: S603 - this very module, on a path that is passed as it is
+        child = subprocess.run(  # noqa: S603 - a module of this package, on a path that is passed as it is
             command,
             capture_output=True,
             cwd="/",
@@ -148,15 +142,16 @@ def _run_child(segment: Path) -> tuple[bytes, int, str]:
             timeout=_PATIENCE_S + size / 1e6,
         )
     except FileNotFoundError:
-        return b"", 0, ""
+        return _Answer(segment)
     except subprocess.TimeoutExpired as error:
-        return error.stdout or b"", -signal.SIGKILL, "it went on for too long"
-    return child.stdout, child.returncode, child.stderr.decode(errors="replace")
+        return _Answer(segment, error.stdout or b"", -signal.SIGKILL, "it went on for too long")
+    return _Answer(segment, child.stdout, child.returncode, child.stderr.decode(errors="replace"))
 
 
-def _take_in(segment: Path, output: bytes, code: int, errors: str, report: Report, walked: _Walked) -> None:
+def _take_in(answer: _Answer, report: Report, walked: _Walked) -> None:
+    segment, lines, code, errors = answer
     done = False
-    for line in output.splitlines():
+    for line in lines.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             match json.loads(line):
                 case {"what": what, "detail": detail}:
@@ -184,166 +179,3 @@ def _gaps(ordinal: int, ranges: list[tuple[int, int]], *, from_start: bool) -> I
         elif first < expected:
             yield f"sample {ordinal} has events {first} to {min(expected, end) - 1} twice"
         expected = max(expected, end)
-
-
-# What the child does.
-
-
-def _walk(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what is wrong with a segment, the ranges of events it has, and the totals at the end."""
-    if path.suffix == SEALED:
-        yield from walk_sealed(path)
-        return
-    nothing = {"samples": [], "blocks": 0, "events": 0}
-    if path.stat().st_size == 0:
-        yield nothing  # its writer died before the first commit
-        return
-    wrong = list(_check_pages(path))
-    if wrong:
-        yield from wrong
-        yield nothing
-        return
-    try:
-        segment = Segment.open(path)
-    except NotALog as error:
-        if _tables_of(path):
-            yield {"what": "header", "detail": str(error)}
-        yield nothing
-        return
-    except RolloutLogError as error:
-        yield {"what": "header", "detail": str(error)}
-        yield nothing
-        return
-    try:
-        writer = str(segment.header().get("writer"))
-        with segment.snapshot() as tables:
-            yield from _Walk(tables, writer).findings()
-    finally:
-        segment.close()
-
-
-def _check_pages(path: Path) -> Iterator[dict[str, Any]]:
-    """Check the file as LMDB's pages, without LMDB; one that is being written can only be measured."""
-    try:
-        if _is_live(path):
-            check_length(path)
-            return
-        for problem in lmdb.verify.verify(os.fspath(path)):  # type: ignore[no-untyped-call] # has no annotations
-            yield {"what": "pages", "detail": problem}
-    except LogDamaged as error:
-        yield {"what": "length", "detail": str(error)}
-    except lmdb.verify.VerifyError as error:
-        yield {"what": "pages", "detail": str(error)}
-
-
-def _is_live(path: Path) -> bool:
-    """Whether a writer holds the folder and this is the segment it writes."""
-    return segments_of(path.parent)[-1:] == [path] and is_live(path.parent)
-
-
-def _tables_of(path: Path) -> int:
-    with lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, max_dbs=16) as environment:
-        return environment.stat()["entries"]
-
-
-class _Walk:
-    """Every row of a segment, and whether the tables agree."""
-
-    def __init__(self, tables: Snapshot, writer: str) -> None:
-        self.tables = tables
-        self.writer = writer_identity(writer)
-        self.summaries: dict[int, Summary] = {}
-        self.expected: set[tuple[str, bytes]] = set()
-        """Rows of the indexes that the samples ask for."""
-        self.blocks = 0
-        self.events = 0
-
-    def findings(self) -> Iterator[dict[str, Any]]:
-        yield from self._walk_samples()
-        yield from self._walk_index(KEYS, "key")
-        yield from self._walk_index(STEPS, "step")
-        for table, key in sorted(self.expected):
-            yield {"what": table[:-1], "detail": f"row {key.hex()} is missing from {table}"}
-        yield from self._walk_blocks()
-        yield {"samples": sorted(self.summaries), "blocks": self.blocks, "events": self.events}
-
-    def _walk_samples(self) -> Iterator[dict[str, Any]]:
-        for key, data in self.tables.rows(SAMPLES):
-            try:
-                (ordinal,) = struct.unpack(">Q", key)
-                summary = decode_summary(data)
-            except (struct.error, msgspec.DecodeError) as error:
-                yield {"what": "sample", "detail": f"row {key.hex()} of samples cannot be read: {error}"}
-                continue
-            self.summaries[ordinal] = summary
-            self.expected.update(
-                (table, row) for table, row, _ in sample_rows(ordinal, summary) if table != SAMPLES
-            )
-
-    def _walk_index(self, table: str, what: str) -> Iterator[dict[str, Any]]:
-        for key, data in self.tables.rows(table):
-            ordinal = int.from_bytes(key[-8:], "big")
-            known = self.summaries.get(ordinal)
-            if known is None:
-                yield {
-                    "what": what,
-                    "detail": f"row {key.hex()} is of sample {ordinal}, which is not in samples",
-                }
-            elif table == KEYS and (
-                (table, key) not in self.expected or data.decode(errors="replace") != known.key
-            ):
-                yield {"what": what, "detail": f"row {key.hex()} is not the key of sample {ordinal}"}
-            self.expected.discard((table, key))
-
-    def _walk_blocks(self) -> Iterator[dict[str, Any]]:
-        open_range: tuple[int, int, int] | None = None
-        for key, data in self.tables.rows(BLOCKS):
-            try:
-                block = unpack_block(data)
-                if struct.pack(">QQ", block.ordinal, block.first) != key or block.writer != self.writer:
-                    raise LogDamaged(
-                        f"block {block.first} of sample {block.ordinal} lies where another belongs"
-                    )
-                block.events()
-            except LogDamaged as error:
-                yield {"what": "block", "detail": f"{error} (key {key.hex()})"}
-                continue
-            if block.ordinal not in self.summaries:
-                yield {"what": "sample", "detail": f"sample {block.ordinal} has blocks and is not in samples"}
-            self.blocks += 1
-            self.events += block.count
-            end = block.first + block.count
-            if open_range is not None and open_range[0] == block.ordinal and open_range[2] == block.first:
-                open_range = (block.ordinal, open_range[1], end)
-            else:
-                yield from _as_line(open_range)
-                open_range = (block.ordinal, block.first, end)
-        yield from _as_line(open_range)
-
-
-def _as_line(of: tuple[int, int, int] | None) -> Iterator[dict[str, Any]]:
-    if of is not None:
-        yield {"ordinal": of[0], "first": of[1], "end": of[2]}
-
-
-def _main(path: Path) -> None:
-    told: collections.Counter[str] = collections.Counter()
-    try:
-        for line in _walk(path):
-            if "what" in line:
-                told[line["what"]] += 1
-                if told[line["what"]] > _MOST:
-                    continue
-            print(json.dumps(line), flush=True)  # noqa: T201 - how the child answers
-    except Exception as error:
-        detail = f"{type(error).__name__}: {error}"
-        print(json.dumps({"what": "reader", "detail": detail}), flush=True)  # noqa: T201 - the same
-        print(json.dumps({"samples": [], "blocks": 0, "events": 0}), flush=True)  # noqa: T201 - the same
-    for what, number in told.items():
-        if number > _MOST:
-            detail = f"and {number - _MOST} more like these"
-            print(json.dumps({"what": what, "detail": detail}), flush=True)  # noqa: T201 - the same
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))

@@ -23,7 +23,7 @@ from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
 from rollout_log.log.environment import Row
-from rollout_log.log.keeping import Keeper
+from rollout_log.log.keeper import Keeper
 from rollout_log.log.queue import RETRY_S, Counters, Queue
 from rollout_log.log.retention import cap_of
 from rollout_log.log.summary import Summary

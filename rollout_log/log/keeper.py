@@ -1,0 +1,185 @@
+"""Whoever looks after a writer's folder: has rotated segments sealed, archived and, above the cap, deleted.
+
+All of it is done by a child process of low priority (`keeping`), one at a time, so that it takes no time of
+the trainer's and dies alone. What fails stays as it is and is tried again after the next rotation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rollout_log.log.retention import size_of
+
+__all__ = ["Done", "Keeper", "Plan", "run_child"]
+
+_logger = logging.getLogger("rollout_log")
+
+# The same modules as this process has, wherever they came from, and none from the working directory.
+_CHILD = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    "from rollout_log.log.keeping import main; main(sys.argv[2])"
+)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to do for one folder."""
+
+    folder: Path
+    active: int | None = None
+    """The segment that is being written; None: the writer is gone, and all can be sealed."""
+    archive: Path | None = None
+    max_bytes: int | None = None
+    """Of the whole log."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """One thing that was done, or failed."""
+
+    what: Literal["sealed", "archived", "pruned", "failed"]
+    path: str
+    bytes: int = 0
+    """Of the file now."""
+    before: int = 0
+    """Of the file it was made of."""
+    detail: str | None = None
+
+
+class Keeper:
+    """Looks after a folder while its writer runs."""
+
+    def __init__(self, folder: Path, *, archive: Path | None, max_bytes: int | None, seals: bool) -> None:
+        self.folder = folder
+        self.archive = archive
+        self.max_bytes = max_bytes
+        self.seals = seals
+        self._lock = threading.Lock()
+        self._active: int | None = None
+        """What `tend` asked for last, until a child takes it."""
+        self._busy = False
+        self._stopped = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._said: set[str] = set()
+
+    def begin(self) -> None:
+        """A writer begins: make room, where older writers of the log left more than the cap."""
+        with contextlib.suppress(OSError):
+            if self.max_bytes is not None and size_of(self.folder.parent) > self.max_bytes:
+                self.tend(1)
+
+    def tend(self, active: int) -> None:
+        """Look after everything before the active segment, soon and elsewhere. Never raises."""
+        if not self.seals:
+            return
+        with self._lock:
+            self._active = active
+            if self._busy or self._stopped:
+                return
+            self._busy = True
+            self._thread = threading.Thread(target=self._run, name="rollout-log-keeper", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._busy = False
+            self._warn(f"cannot seal segments of {self.folder}: {error}")
+
+    def stop(self) -> None:
+        """End the child, if there is one: what it has not finished is as it was."""
+        with self._lock:
+            self._stopped = True
+            child, thread = self._child, self._thread
+        if child is not None:
+            child.terminate()
+        if thread is not None:
+            thread.join()
+
+    def wait(self) -> None:
+        """Block until everything that was asked for is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                active, self._active = self._active, None
+                if active is None or self._stopped:
+                    self._busy = False
+                    return
+            try:
+                self._keep(Plan(self.folder, active, self.archive, self.max_bytes))
+            except Exception as error:
+                self._warn(f"cannot seal segments of {self.folder}: {type(error).__name__}: {error}")
+
+    def _keep(self, plan: Plan) -> None:
+        child = _start(plan)
+        with self._lock:
+            self._child = child
+            if self._stopped:
+                child.terminate()
+        for done in _read(child):
+            self._tell(done)
+        with self._lock:
+            self._child = None
+
+    def _tell(self, done: Done) -> None:
+        if done.what == "failed":
+            if not self._stopped:
+                self._warn(f"{done.path}: {done.detail}")
+        elif done.what == "pruned":
+            _logger.warning("deleted %s (%d bytes): %s", done.path, done.before, done.detail)
+        else:
+            _logger.info("%s %s (%d bytes, from %d)", done.what, done.path, done.bytes, done.before)
+
+    def _warn(self, message: str) -> None:
+        """Say it once: a folder that cannot be sealed would say it after every rotation."""
+        if message not in self._said:
+            self._said.add(message)
+            _logger.warning("%s; recording goes on", message)
+
+
+def run_child(plan: Plan) -> Iterator[Done]:
+    """Do what a plan says in a process of its own, and yield what it did. For the command line."""
+    child = _start(plan)
+    try:
+        yield from _read(child)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _start(plan: Plan) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-c", _CHILD, json.dumps([entry for entry in sys.path if entry])]
+    return subprocess.Popen(  # noqa: S603 - this very module, with paths that are passed as they are
+        [*command, msgspec.json.encode(plan, enc_hook=os.fspath).decode()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+    )
+
+
+def _read(child: subprocess.Popen[bytes]) -> Iterator[Done]:
+    """Yield what the child says, and how it ended where that was badly."""
+    last = b""
+    assert child.stdout is not None  # noqa: S101 - a pipe was asked for
+    with child.stdout:
+        for line in child.stdout:
+            try:
+                yield msgspec.json.decode(line, type=Done)
+            except msgspec.DecodeError:  # a traceback
+                last = line
+    status = child.wait()
+    if status:
+        detail = f"the process that seals ended with {status}: {last.decode(errors='replace').strip()}"
+        yield Done("failed", str(child.args[-1]), detail=detail)  # type: ignore[index]  # a list, see `_start`
