@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_log.trainer.host import Host, Prepared
-from rollout_log.vime.multimodal import prompt_ids
+from rollout_log.trainer.prompt import put_prompt
 
 __all__ = ["SLIME", "prepare"]
 
@@ -23,8 +23,8 @@ async def prepare(
     args: Any, sample: Any, sampling_params: dict[str, Any], state: Any, budget: int | None
 ) -> Prepared:
     """Make the request that goes on from what the sample has."""
-    if not sample.tokens:
-        sample.tokens = prompt_ids(sample, state)
+    base = SLIME.base_url(args)
+    put_prompt(SLIME, sample, state)
     params = dict(sampling_params)
     if budget is not None:
         params["max_new_tokens"] = budget
@@ -40,11 +40,13 @@ async def prepare(
         body["return_routed_experts"] = True
     if images := (getattr(sample, "multimodal_inputs", None) or {}).get("images"):
         body["image_data"] = _encoded(SLIME, images)
+        if not sample.response_length:  # SGLang's own processor puts the images where the text has them
+            body["text"] = sample.prompt
+            del body["input_ids"]
     headers = {}
     if getattr(args, "router_policy", None) == "consistent_hashing" and sample.session_id:
         headers["X-SMG-Routing-Key"] = sample.session_id
-    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-    return Prepared(url=url, body=body, headers=headers)
+    return Prepared(url=f"{base}/generate", body=body, headers=headers)
 
 
 def _encoded(host: Host, images: Any) -> list[Any]:

@@ -69,6 +69,14 @@ class Host(msgspec.Struct, frozen=True):
             raise RolloutLogError(f"{self.name}.{self.rollout} cannot be imported: is {self.name} installed?")
         return module.GenerateState(args)
 
+    def base_url(self, args: Any) -> str:
+        """Return the address of the engines' router."""
+        ip, port = (getattr(args, f"{self.prefix}_router_{part}", None) for part in ("ip", "port"))
+        if ip is None or port is None:
+            missing = f"args has no {self.prefix}_router_ip or {self.prefix}_router_port"
+            raise Unsupported("a run without engines", f"{missing}, which {self.name} sets when they start")
+        return f"http://{ip}:{port}"
+
     def client(self, args: Any) -> httpx.AsyncClient:
         """Return the trainer's shared httpx client."""
         http_utils = self.module("utils.http_utils")

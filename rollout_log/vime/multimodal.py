@@ -1,4 +1,4 @@
-"""Prompts with images: tokenized by the trainer's own code, rendered by the engine.
+"""Prompts with images, sound or video: rendered by the engine, with the trainer's own helpers.
 
 Which helpers vime has differs between its versions; they are looked up when the first such sample comes,
 and a version without them is refused with a clear error.
@@ -6,59 +6,65 @@ and a version without them is refused with a clear error.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from rollout_log.errors import RolloutLogError
-from rollout_log.trainer.host import Host
+from rollout_log.trainer.host import Host, Unsupported
 
-__all__ = ["prompt_ids", "render"]
-
-
-def prompt_ids(sample: Any, state: Any) -> list[int]:
-    """Return the prompt's token ids; sets `multimodal_train_inputs` where the processor makes some."""
-    processor = getattr(state, "processor", None)
-    inputs = getattr(sample, "multimodal_inputs", None)
-    if processor is not None and inputs:
-        output = processor(text=sample.prompt, **inputs)
-        sample.multimodal_train_inputs = {
-            name: value for name, value in output.items() if name not in ("input_ids", "attention_mask")
-        } or None
-        return [int(token) for token in output["input_ids"][0]]
-    tokenizer = getattr(state, "tokenizer", None)
-    if tokenizer is None:
-        raise RolloutLogError("the trainer's state has no tokenizer, and the sample no tokens")
-    if not isinstance(sample.prompt, str):
-        return [int(t) for t in tokenizer.apply_chat_template(sample.prompt, add_generation_prompt=True)]
-    return list(tokenizer.encode(sample.prompt, add_special_tokens=False))
+__all__ = ["render"]
 
 
-async def render(host: Host, args: Any, sample: Any, base_url: str) -> dict[str, Any]:
-    """Let the engine render prompt and images; returns the fields that a generate request needs."""
+async def render(
+    host: Host, args: Any, sample: Any, base_url: str, headers: dict[str, str]
+) -> dict[str, Any]:
+    """Let the engine render the prompt; returns what a generate request needs beside ids and parameters.
+
+    The engine's placeholders are moved to where the sample's own ids have them. Empty where there is
+    nothing but text.
+    """
+    messages = _messages(host, sample)
+    if not messages:
+        return {}
     rollout = host.module(host.rollout)
-    processing = host.module("utils.processing_utils")
-    http_utils = host.module("utils.http_utils")
-    build = getattr(processing, "build_multimodal_messages", None)
-    to_body = getattr(rollout, "_mm_render_response_to_generate_body", None)
-    align = getattr(rollout, "_align_mm_feature_placeholders_to_tokens", None)
-    if build is None or to_body is None or http_utils is None:
-        raise RolloutLogError(
-            f"this version of {host.name} cannot render multimodal prompts for rollout-log: "
-            "remove multimodal inputs, or use its own generate function for them"
-        )
-    messages = build(sample.prompt, sample.multimodal_inputs)
     prime = getattr(rollout, "prime_encoder", None)
-    if prime is not None and getattr(args, "vllm_model_encoder_endpoints", None):
-        await _maybe(prime(args, messages))
+    if getattr(args, "vllm_model_encoder_endpoints", None):
+        if prime is None:
+            raise Unsupported("encoders apart from the engine", "this vime has no prime_encoder; update it")
+        await prime(args, messages)
+    to_body = _helper(host, rollout, "_mm_render_response_to_generate_body")
+    align = _helper(host, rollout, "_align_mm_feature_placeholders_to_tokens")
+    post = _helper(host, host.module("utils.http_utils"), "post")
     model = getattr(args, "hf_checkpoint", None)
-    rendered = await http_utils.post(
-        f"{base_url}/v1/chat/completions/render", {"model": model, "messages": messages}
-    )
-    body: dict[str, Any] = to_body(rendered, model)
-    if align is not None:
-        align(body, sample.tokens)
+    payload = {"model": model, "messages": messages}
+    rendered = await post(f"{base_url}/v1/chat/completions/render", payload, headers=headers or None)
+    try:
+        body: dict[str, Any] = to_body(rendered, model)
+        align(body, list(sample.tokens))
+    except ValueError as error:
+        message = f"sample {sample.index}: the engine's rendering does not fit the prompt's tokens: {error}"
+        raise RolloutLogError(message) from error
     return body
 
 
-async def _maybe(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+def _messages(host: Host, sample: Any) -> list[dict[str, Any]] | None:
+    processing = host.module("utils.processing_utils")
+    inputs = {name: value for name, value in sample.multimodal_inputs.items() if value is not None}
+    build = getattr(processing, "build_multimodal_messages", None)
+    if build is not None:
+        return build(sample.prompt, inputs)  # type: ignore[no-any-return]
+    images = inputs.pop("images", None)
+    if any(inputs.values()):
+        raise Unsupported(f"multimodal inputs of kind {sorted(inputs)}", "this vime renders images only")
+    if not images:
+        return None
+    encode = _helper(host, processing, "encode_image_for_rollout_engine")
+    parts = [{"type": "image_url", "image_url": {"url": encode(image)}} for image in images]
+    return [{"role": "user", "content": [{"type": "text", "text": sample.prompt}, *parts]}]
+
+
+def _helper(host: Host, module: Any, name: str) -> Any:
+    found = getattr(module, name, None)
+    if found is None:
+        remedy = f"this {host.name} has no {name}; use its own generate function for them"
+        raise Unsupported("multimodal prompts", remedy)
+    return found

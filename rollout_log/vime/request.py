@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_log.trainer.host import Host, Prepared, Unsupported
-from rollout_log.vime.multimodal import prompt_ids, render
+from rollout_log.trainer.prompt import has_media, put_prompt
+from rollout_log.vime.multimodal import render
 
 __all__ = ["VIME", "prepare", "request_params"]
 
@@ -51,9 +52,8 @@ async def prepare(
     if getattr(args, "use_score_centering", False):
         remedy = "turn off --use-score-centering, or use vime's own generate function"
         raise Unsupported("score centering", remedy)
-    if not sample.tokens:
-        sample.tokens = prompt_ids(sample, state)
-    base = f"http://{args.vllm_router_ip}:{args.vllm_router_port}"
+    base = VIME.base_url(args)
+    put_prompt(VIME, sample, state)
     params = request_params(sampling_params, budget)
     if sample.response_length and "min_tokens" in params:
         params["min_tokens"] = max(params["min_tokens"] - sample.response_length, 0)
@@ -64,9 +64,9 @@ async def prepare(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if getattr(sample, "multimodal_inputs", None):
-        body = {**await render(VIME, args, sample, base), **body}
     headers = {}
     if getattr(args, "router_policy", None) == "consistent_hash" and sample.session_id:
         headers["x-session-id"] = sample.session_id
+    if has_media(sample):
+        body = {**await render(VIME, args, sample, base, headers), **body}
     return Prepared(url=f"{base}/inference/v1/generate", body=body, headers=headers)

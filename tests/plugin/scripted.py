@@ -21,7 +21,7 @@ HOLD = "HOLD"
 """In the place of a frame: nothing more comes until the client leaves."""
 
 Frame = dict[str, Any] | str
-Answer = list[Frame] | httpx.Response | Callable[[dict[str, Any]], "list[Frame]"]
+Answer = list[Frame] | tuple[int, dict[str, Any]] | Callable[[dict[str, Any]], "list[Frame]"]
 
 
 class Scripted(httpx.AsyncBaseTransport):
@@ -47,8 +47,8 @@ class Scripted(httpx.AsyncBaseTransport):
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         await asyncio.sleep(0)
-        if isinstance(answer, httpx.Response):
-            return answer
+        if isinstance(answer, tuple):
+            return httpx.Response(answer[0], stream=httpx.ByteStream(json.dumps(answer[1]).encode()))
         frames = answer if isinstance(answer, list) else answer(body)
         headers = {"content-type": "text/event-stream"}
         return httpx.Response(200, headers=headers, stream=_Frames(self, frames))
