@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from replay.memory import MemoryLog
 from replay.streams import VLLM, body, sample, tokens_of, whole
 from rollout_log.replay import ReplayMiss, ReplayTransport, serve_replay
 
+aiohttp = pytest.importorskip("aiohttp")
 PROMPT = [7, 8, 9]
 
 
@@ -57,21 +59,33 @@ async def test_512_streams_on_100_connections():
     log = MemoryLog()
     for number in range(512):
         sample(log, f"k{number}", [number], [number + 1, number + 2])
-    limits = httpx.Limits(max_connections=100)
-    async with (
-        serve_replay(log) as server,
-        httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as client,
-    ):
-        answers = await asyncio.gather(*(client.post(VLLM, json=body([i], 2)) for i in range(512)))
-        assert [tokens_of(answer.content) for answer in answers] == [[i + 1, i + 2] for i in range(512)]
+    connector = aiohttp.TCPConnector(limit=100)
+    async with serve_replay(log) as server, aiohttp.ClientSession(server.url, connector=connector) as client:
+
+        async def ask(number: int) -> list[int]:
+            async with client.post(VLLM, json=body([number], 2)) as response:
+                return tokens_of(await response.read())
+
+        answers = await asyncio.gather(*(ask(number) for number in range(512)))
+        assert answers == [[number + 1, number + 2] for number in range(512)]
         assert not server.desk.playing
     assert server.report() == ([], [], [])
 
 
-async def consume(client: httpx.AsyncClient, number: int, begun: set[int]) -> None:
-    async with client.stream("POST", VLLM, json=body([number // 256, number % 256], 4)) as response:
+async def consume_httpx(client: httpx.AsyncClient, number: int, begun: set[int]) -> None:
+    async with client.stream("POST", VLLM, json=request(number)) as response:
         async for _ in response.aiter_raw():
             begun.add(number)
+
+
+async def consume_aiohttp(client: Any, number: int, begun: set[int]) -> None:
+    async with client.post(VLLM, json=request(number)) as response:
+        async for _ in response.content.iter_any():
+            begun.add(number)
+
+
+def request(number: int) -> dict[str, Any]:
+    return body([number // 256, number % 256], 4)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -82,11 +96,11 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def cancel_all(client: httpx.AsyncClient, numbers: list[int]) -> None:
+async def cancel_all(consume: Callable[..., Any], client: Any, numbers: Iterable[int]) -> None:
     """Begin a stream each, and cancel it in mid-stream; every other one twice."""
     begun: set[int] = set()
     tasks = {number: asyncio.create_task(consume(client, number, begun)) for number in numbers}
-    await until(lambda: len(begun) == len(numbers))
+    await until(lambda: len(begun) == len(tasks))
     for number, task in tasks.items():
         task.cancel()
         if number % 2:
@@ -121,7 +135,7 @@ async def test_a_thousand_cancels_without_a_socket():
     transport = ReplayTransport(thousand())
     before = sockets()
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
-        await cancel_all(client, list(range(1000)))
+        await cancel_all(consume_httpx, client, range(1000))
         assert sockets() == before, "no socket is ever opened"
         assert not transport.desk.playing
         gc.collect()
@@ -131,15 +145,13 @@ async def test_a_thousand_cancels_without_a_socket():
 async def test_a_thousand_cancels_through_the_server():
     log = thousand()
     before = sockets()
-    limits = httpx.Limits(max_connections=None)
+    connector = aiohttp.TCPConnector(limit=0)
     async with serve_replay(log) as server:
-        client = httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60)
-        for first in range(0, 1000, 125):
-            await cancel_all(client, list(range(first, first + 125)))
-        # A second cancel keeps httpx from closing the connection; it does so when it is closed itself.
-        await until(lambda: len(server.desk.playing) <= 500)
-        await client.aclose()
-        gc.collect()
-        await until(lambda: not server.desk.playing)
+        async with aiohttp.ClientSession(server.url, connector=connector) as client:
+            for first in range(0, 1000, 250):
+                await cancel_all(consume_aiohttp, client, range(first, first + 250))
+            await until(lambda: not server.desk.playing)
+        assert server.report() == ([], [], [])
+    gc.collect()
     assert sockets() == before
     assert asyncio.all_tasks() == {asyncio.current_task()}
