@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -21,6 +21,10 @@ from rollout_log.errors import RolloutLogError
 __all__ = ["Settings", "SettingsError", "read_settings"]
 
 _logger = logging.getLogger("rollout_log")
+
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class SettingsError(RolloutLogError):
@@ -38,14 +42,14 @@ class Settings(msgspec.Struct, frozen=True):
     """Where sealed segments are copied; a network file system is fine here."""
     durability: Literal["window", "finish", "strict"] = "finish"
     """What a finished request waits for: nothing, its commit for at most 100 ms, its commit."""
-    window_ms: int = 250
+    window_ms: _Positive = 250
     """Milliseconds of events that a killed process may lose."""
-    max_bytes: int | None = None
+    max_bytes: _Positive | None = None
     """Cap of the log's size; default min(100 GB, 20 % of the free disk)."""
     on_retry: Literal["auto", "restart", "continue"] = "auto"
     """Whether a retry goes on from the tokens it has."""
-    retries: int = 60
-    stall_s: float = 600.0
+    retries: _Natural = 60
+    stall_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """Seconds without a byte, in mid-stream, before the engine's health is asked."""
     no_terminal: Literal["auto", "stop", "fail", "abort"] = "auto"
     """What a clean end without a finish reason and without evidence is: a retry, or one of these."""
@@ -90,6 +94,8 @@ def _convert(name: str, value: Any, source: str) -> Any:
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, str) and name == "max_bytes":
         value = _size(value)
+    if name == "resume" and value is False:
+        value = "off"  # as YAML reads that word
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:

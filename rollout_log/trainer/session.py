@@ -18,6 +18,7 @@ import httpx
 
 from rollout_log.errors import RolloutLogError
 from rollout_log.log import Log
+from rollout_log.log.retention import cap_of
 from rollout_log.record import Recorder
 from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
@@ -165,6 +166,8 @@ def _open_log(settings: Settings, run: str) -> Log | None:
             window_ms=settings.window_ms,
             durability=settings.durability,
             strict=settings.strict,
+            max_bytes=settings.max_bytes,
+            archive=settings.archive,
         )
     except (RolloutLogError, OSError) as error:
         if settings.strict:
@@ -179,9 +182,12 @@ def _announce(session: Session) -> None:
         if not settings.enabled:
             _logger.info("recording is off (ROLLOUT_LOG_ENABLED)")
         return
+    cap = settings.max_bytes if settings.max_bytes is not None else cap_of(log.path)
     _logger.info(
-        "recording every delta to %s (kill -9 loses at most %d ms; off: ROLLOUT_LOG_ENABLED=0)",
+        "recording every delta to %s: at most %.3g GB, kill -9 loses %d ms, keys are t<index>-<session> and "
+        "e<index>-<session> in evaluation; off: ROLLOUT_LOG_ENABLED=0",
         log.path,
+        cap / 1e9,
         settings.window_ms,
     )
 
