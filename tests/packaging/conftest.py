@@ -1,1 +1,26 @@
 """Fixtures that prepare a directory for the commands of a document: `docs_NAME` for `setup NAME`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_log(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log that `make demo` leaves."""
+    folder = tmp_path_factory.mktemp("demo")
+    subprocess.run(
+        [sys.executable, root / "examples" / "demo.py"], cwd=folder, check=True, capture_output=True
+    )
+    return folder / "demo-log"
+
+
+@pytest.fixture
+def docs_demo_log(demo_log: Path, tmp_path: Path) -> None:
+    """`demo-log` in the directory."""
+    shutil.copytree(demo_log, tmp_path / "demo-log")
