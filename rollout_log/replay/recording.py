@@ -12,10 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rollout_log.engines import Frame, RequestInfo, dialect_named
-from rollout_log.engines.frame import Tokens
 from rollout_log.events import (
     Body,
     Delta,
@@ -33,7 +32,6 @@ from rollout_log.fold import Rollout
 from rollout_log.log.summary import Summary
 
 __all__ = [
-    "Decoded",
     "Ending",
     "Listed",
     "Read",
@@ -53,10 +51,6 @@ _STALE = frozenset(
 
 
 _exception = re.compile(r"\w+(?:Error|Timeout)\b").match
-
-
-Decoded: TypeAlias = Frame | Tokens
-"""What a frame says."""
 
 
 class Listed(Protocol):
@@ -166,14 +160,14 @@ class RecordedExchange:
         return reads
 
     @cached_property
-    def decoded(self) -> list[Decoded]:
+    def decoded(self) -> list[Frame]:
         """What each frame says; of a response that was not SSE, what the whole says."""
         if self.dialect is None or self.status is None or self.status >= 400:
             return [Frame() for _ in self.frames]
         if self.whole is not None:
             return [self.dialect.decode_body(self.whole)]
         so_far: dict[int, int] = {}
-        found = list[Decoded]()
+        found = list[Frame]()
         for frame in self.frames:
             decoded = self.dialect.decode_frame(frame.data, so_far)
             for delta in decoded.choices:

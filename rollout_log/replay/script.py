@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from rollout_log.engines import Frame
 from rollout_log.replay.matching import Match
-from rollout_log.replay.recording import Decoded, Ending, Read, RecordedExchange
+from rollout_log.replay.recording import Ending, Read, RecordedExchange
 from rollout_log.replay.rendering import DONE, Rebase, abort_frames
 
 __all__ = ["Mark", "Script", "script_of"]
@@ -235,17 +236,17 @@ def _is_finished(exchange: RecordedExchange) -> bool:
     return any(_finishes(frame) for frame in exchange.decoded)
 
 
-def _finishes(frame: Decoded) -> bool:
+def _finishes(frame: Frame) -> bool:
     return any(
         delta.finish_reason is not None and delta.finish_reason not in _ABORTS for delta in frame.choices
     )
 
 
-def _aborts(frame: Decoded) -> bool:
+def _aborts(frame: Frame) -> bool:
     return any(delta.finish_reason in _ABORTS for delta in frame.choices)
 
 
-def _first_choice(frame: Decoded) -> tuple[int, str | None]:
+def _first_choice(frame: Frame) -> tuple[int, str | None]:
     for delta in frame.choices:
         if delta.index == 0:
             return len(delta.token_ids), delta.finish_reason
