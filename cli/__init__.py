@@ -32,6 +32,7 @@ VERBS = {
     "verify": "Check a log: its bytes, and the problems of every sample.",
     "tail": "Watch a log being written: what runs, how fast, and what becomes of it.",
     "stats": "Print a log in numbers: sizes, rates, latencies, what sealing would gain.",
+    "serve": "Serve recordings to clients, in the place of the engine.",
     "replay": "Play samples back: what was asked, what came, where it was cut and by what.",
     "export": "Write samples in another format: a fixture, a trace to look at, or a table.",
     "import": "Copy the samples of a fixture, or of another log, into a log.",
