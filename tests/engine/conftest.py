@@ -58,4 +58,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Nobody shall take a skipped engine for a tested one."""
     if _missing in config.stash:
         message = "THE ENGINE CANNOT BE INSTALLED HERE; NOTHING WAS TESTED AGAINST IT"
-        terminalreporter.write_line(f"!!! {message} !!! {config.stash[_missing]}", red=True, bold=True)
+        reason = " ".join(config.stash[_missing].split())
+        terminalreporter.write_line(f"!!! {message} !!! {reason}", red=True, bold=True)
