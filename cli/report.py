@@ -1,0 +1,56 @@
+"""Write a step as one page to open in a browser: a timeline, and each sample's tokens for a click.
+
+The page is one file that loads nothing from anywhere. A lane is a sample, a bar a request. Samples of
+several runs are in one page. Without --step it is all samples.
+
+Example:
+
+    rollout-log report runs/today --step 12 -o report.html
+    rollout-log report runs/today --step 12 --tokenizer /models/qwen3 -o report.html
+    rollout-log report runs/today --step 12 --max-mb 200 -o report.html
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._progress import progress
+from rollout_log.cli.show import tokenizer_for
+from rollout_log.errors import SampleNotFound
+from rollout_log.export.report import Report, by_interest
+from rollout_log.sources import open_source
+
+
+def run(
+    log: arguments.LogPath,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
+    step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
+    max_mb: Annotated[
+        int, typer.Option(help="Beyond this, samples are drawn without their tokens, the uneventful first.")
+    ] = 40,
+    tokenizer: arguments.Tokenizer = None,
+) -> None:
+    with open_source(log) as reader:
+        entries = by_interest(reader.samples(step=step))
+        if not entries:
+            what = "samples" if step is None else f"samples of step {step}"
+            raise SampleNotFound(f"there are no {what} in {log}; `rollout-log steps` lists what there is")
+        decode = tokenizer_for(reader.rollout(entries[0].ref), tokenizer)
+        page = Report(reader, step, decode, limit=max_mb * 1_000_000)
+        for entry in progress("report", entries, len(entries)):
+            page.add(entry)
+        page.write(output)
+    size = f"{output}, {output.stat().st_size / 1e6:.1f} MB" if output.is_file() else str(output)
+    print(f"rollout-log: {size}, with {len(entries):,} samples", file=sys.stderr)
+    if page.left_out:
+        print(
+            f"rollout-log: {page.left_out:,} of {len(entries):,} samples are drawn WITHOUT THEIR TOKENS: "
+            f"the page has reached {max_mb} MB; --max-mb raises that",
+            file=sys.stderr,
+        )
