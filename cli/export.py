@@ -3,9 +3,10 @@
 fixture: whole samples in one text file, which every verb and the pytest plugin read as they do a log;
 compressed where FILE ends in .gz or .zst. --redact leaves out what people and models wrote (text), what the
 trainer knew (metadata), or headers; token ids stay. perfetto: a trace for ui.perfetto.dev, with a track a
-sample. trace: vime's and slime's trace carrier, as .pt for their own timeline viewer, else as JSON. jsonl: a
-sample a line, as `show --json` has it. parquet: a row a sample, list columns (takes pyarrow). Without keys,
---step and --status it is all samples.
+sample. trace: vime's and slime's trace carrier, as .pt for their own timeline viewer, else as JSON. pt: the
+debug dump of one step, which --load-debug-rollout-data trains on again (takes torch). jsonl: a sample a
+line, as `show --json` has it. parquet: a row a sample, list columns (takes pyarrow). Without keys, --step
+and --status it is all samples.
 
 Example:
 
@@ -31,7 +32,7 @@ from rollout_log.fixture.redaction import Redaction
 from rollout_log.log import Entry, LogReader
 from rollout_log.sources import open_source
 
-FORMATS = ("fixture", "perfetto", "trace", "jsonl", "parquet")
+FORMATS = ("fixture", "perfetto", "trace", "pt", "jsonl", "parquet")
 REDACTIONS = ("text", "metadata", "headers")
 
 
