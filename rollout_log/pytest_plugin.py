@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MODES = ("none", "once", "new_episodes", "all")
 MARKER = (
-    "rollout_log(file, mode=…, upstream=…, pace=…, at_cut=…, block_network=…): where the fixture "
+    "rollout_log(file, mode=…, upstream=…, pace=…, at_cut=…, faults=…, block_network=…): where the fixture "
     "`rollout_log` reads and writes, by default fixtures/<module>.jsonl beside the module, and how"
 )
 _used = pytest.StashKey[dict[str, dict[str, bool]]]()
@@ -90,7 +90,7 @@ def rollout_log(
     try:
         engine = StandIn(Recordings(path, test), mode, upstream=upstream, **marks)
     except RolloutLogError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     request.node.stash[_engine] = engine
     try:
         if blocked:

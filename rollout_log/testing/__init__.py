@@ -7,7 +7,8 @@
 from the network, `vime` points vime at it.
 """
 
+from rollout_log.replay.through import PlainSample
 from rollout_log.testing.recordings import Recordings
 from rollout_log.testing.stand_in import Mode, StandIn
 
-__all__ = ["Mode", "Recordings", "StandIn"]
+__all__ = ["Mode", "PlainSample", "Recordings", "StandIn"]

@@ -53,7 +53,9 @@ class StandIn:
         upstream: str | None = None,
         pace: Pace = 0,
         at_cut: AtCut = "hold",
+        faults: str | None = None,
     ) -> None:
+        """`pace`, `at_cut`: as for `serve_replay`; `faults`: what strikes the responses that are replayed."""
         self.recordings = recordings
         self.mode = mode
         self._pool = FixtureReader(recordings.path, []) if mode == "all" else recordings.load()
@@ -72,7 +74,8 @@ class StandIn:
             )
         self._upstream = upstream or ""
         self._log = MemoryLog()
-        self._replay = ReplayTransport(self._pool, pace=pace, cut="any", at_cut=at_cut)
+        struck = Faults.parse(faults) if faults is not None else None
+        self._replay = ReplayTransport(self._pool, pace=pace, cut="any", at_cut=at_cut, faults=struck)
         self._thread: _ServerThread | None = None
 
     @property
