@@ -1,0 +1,148 @@
+"""`kill -9` of recording processes, alone and in pairs, and of readers in mid-read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from record.test_kill import LENGTH, stream, token
+from rollout_log.http_server import serve
+from rollout_log.log import LogReader
+from rollout_log.log.directory import segments_of, writers_of
+from rollout_log.log.verify import verify
+from recorded import Writer, frame
+
+HERE = Path(__file__).parent
+
+
+def check_said(log: Path, told: list[tuple[str, list[str]]]) -> tuple[int, int]:
+    """Hold what a log has against what its killed writers said. Returns samples found, and returned ones."""
+    assert verify(log).damage == []
+    found = {}
+    with LogReader.open(log) as reader:
+        for entry in reader.samples():
+            rollout = found[entry.summary.key] = reader.rollout(entry.ref)
+            prompt, tokens = rollout.prompt_token_ids, rollout.choice().token_ids
+            assert tokens == [token(prompt, position) for position in range(len(tokens))]
+            assert not [problem for problem in rollout.problems if problem.severity == "error"]
+    returned = 0
+    for _, said in told:
+        late = {line.split()[1] for line in said if line.startswith("L ")}
+        durable: dict[str, int] = defaultdict(int)
+        for kind, key, *count in (line.split() for line in said):
+            if kind == "D":
+                durable[key] = max(durable[key], int(count[0]))
+            if kind == "R" and key not in late:
+                returned += 1
+                assert (found[key].length, found[key].status) == (LENGTH, "completed")
+                assert int(count[0]) == LENGTH
+        for key, events in durable.items():
+            assert events == 0 or found[key].events >= events
+    return len(found), returned
+
+
+async def kill_writers(folder: Path, first: int, end: int, writers: int) -> dict[Path, list[tuple[str, list[str]]]]:
+    async with serve(stream) as server:
+        url = server.url + "/inference/v1/generate"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, HERE / "killed_writers.py", url, folder, *map(str, (first, end, writers)),
+            stdout=subprocess.PIPE,
+        )
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    told: dict[Path, list[tuple[str, list[str]]]] = defaultdict(list)
+    for line in output.splitlines():
+        answer = json.loads(line)
+        told[Path(answer["log"])].append((answer["name"], answer["said"]))
+    return told
+
+
+async def run_kills(folder: Path, first: int, end: int, writers: int) -> None:
+    folder.mkdir(exist_ok=True)
+    told = await kill_writers(folder, first, end, writers)
+    assert sum(map(len, told.values())) == (end - first) * writers
+    totals = [check_said(log, theirs) for log, theirs in told.items() if log.exists()]
+    samples, returned = (sum(column) for column in zip(*totals, strict=True))
+    print(f"{(end - first) * writers} kills, {samples} samples found, {returned} returned ones all there")
+    assert samples > 0
+
+
+async def test_pairs_of_writers_killed_in_one_directory(tmp_path):
+    await run_kills(tmp_path / "logs", 0, 5, 2)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("batch", range(20))
+async def test_a_thousand_kills(tmp_path, batch):
+    """50 a batch: 25 rounds of one writer alone, then 13 rounds of two in one directory."""
+    await run_kills(tmp_path / "alone", batch * 25, batch * 25 + 25, 1)
+    await run_kills(tmp_path / "pairs", batch * 25, batch * 25 + 13, 2)
+
+
+READER = """
+import sys
+from rollout_log.log import LogReader
+with LogReader.open(sys.argv[1]) as reader:
+    segment = reader._of(next(reader._folders()))[0]
+    with segment.snapshot() as snapshot:
+        rows = snapshot.rows("blocks")
+        next(rows)
+        print("reading", flush=True)
+        sys.stdin.read()
+"""
+
+
+def kill_readers(log: Path, writer: Writer, readers: int, at_once: int) -> list[int]:
+    """Kill readers that hold a read transaction; return the slots in use after each batch."""
+    (folder,) = writers_of(log)
+    used = []
+    for _ in range(readers // at_once):
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", READER, log], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            for _ in range(at_once)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == b"reading\n"
+            os.kill(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.wait()
+            process.stdout.close()
+            process.stdin.close()
+        (segment,) = segments_of(folder)
+        environment = writer.log._committer._segment._environment
+        used.append(environment._env.info()["num_readers"])
+        environment._commits = 255  # the writer looks for dead readers at every 256th commit
+        writer.request(f"after-{len(used)}", [frame(1, finish="stop")])
+        assert writer.log.flush_sync()
+        assert environment._env.readers().count("\n") <= 1, "dead readers are gone"
+        assert segment.exists()
+    return used
+
+
+def test_killed_readers_leave_no_slot(tmp_path):
+    with Writer(tmp_path / "log") as writer:
+        writer.request("k", [frame(1), frame(2, finish="stop")])
+        assert writer.log.flush_sync()
+        kill_readers(tmp_path / "log", writer, 2, 2)
+
+
+@pytest.mark.campaign
+def test_two_hundred_killed_readers_leave_no_slot(tmp_path):
+    with Writer(tmp_path / "log") as writer:
+        writer.request("k", [frame(1), frame(2, finish="stop")])
+        assert writer.log.flush_sync()
+        used = kill_readers(tmp_path / "log", writer, 200, 10)
+        assert max(used) <= 11, "slots are used again"
