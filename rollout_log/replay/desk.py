@@ -21,7 +21,7 @@ from rollout_log.replay.faults import Faults
 from rollout_log.replay.matching import Cut, Match, Matcher, Report, list_recordings
 from rollout_log.replay.playback import HELD_S, AtCut, Gate, Playback
 from rollout_log.replay.recording import Source
-from rollout_log.replay.script import script_of
+from rollout_log.replay.splice import script_of
 
 __all__ = ["Desk", "Pace", "Sources", "open_all", "pace_of"]
 

@@ -286,7 +286,7 @@ class Matcher:
                     continue
                 # Who has some of the tokens has not read to the finish, though all was sent. Who has none
                 # may be another client, with another sample in mind.
-                if not offset and recording.finished and not search.named:
+                if recording.finished and not search.named and len(ids) == len(recording.prompt or ()):
                     continue
                 start = len(each.info.token_ids or ())
                 differs = parameter_difference(search.asked.info, each.info, at=start + offset, base=start)

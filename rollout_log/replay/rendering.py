@@ -13,6 +13,7 @@ import msgspec
 
 from rollout_log.engines.wire import object_in
 from rollout_log.replay.recording import RecordedExchange
+from rollout_log.replay.versions import spans_of
 
 __all__ = ["DONE", "Rebase", "abort_frames", "error_frame", "frame_of"]
 
@@ -53,30 +54,38 @@ class Rebase:
         cumulative = _is_cumulative(exchange)
         self._carried = object_in(carried) if carried is not None and cumulative else {}
 
-    def frame(self, data: bytes, drop: int) -> bytes:
-        """Return a frame without its first `drop` tokens."""
+    def frame(
+        self, data: bytes, drop: int, *, versions: Sequence[str | None] = (), unfinished: bool = False
+    ) -> bytes:
+        """Return a frame without its first `drop` tokens, or without its finish.
+
+        `versions` are those of the tokens of the whole response up to here.
+        """
         frame = object_in(data)
-        if not frame or not (self._skip or drop or self._request_id):
+        if not frame or not (self._skip or drop or self._request_id or unfinished):
             return b"data: %b\n\n" % data
         for name in ("request_id", "id"):
             if self._request_id is not None and name in frame:
                 frame[name] = self._request_id
         for choice in frame.get("choices") or []:
             _drop(choice, drop)
-            for span in choice.get("weight_versions") or []:
-                span["start"] = max(span["start"] - self._skip, 0)
-                span["end"] = max(span["end"] - self._skip, 0)
-            spans = choice.get("weight_versions")
-            if spans:
-                choice["weight_versions"] = [span for span in spans if span["end"] > span["start"]]
+            if unfinished:
+                choice["finish_reason"] = None
+                for name in ("stop_reason", "weight_versions", "routed_experts"):
+                    if name in choice:
+                        choice[name] = None
+            if choice.get("weight_versions"):
+                choice["weight_versions"] = spans_of(versions, choice["weight_versions"][0]["version"])
         if isinstance(frame.get("usage"), dict):
             _shift(frame["usage"], self._skip)
         if isinstance(frame.get("meta_info"), dict):
-            self._rebase_meta(frame, frame["meta_info"])
+            self._rebase_meta(frame, frame["meta_info"], unfinished=unfinished)
         return frame_of(frame)
 
-    def _rebase_meta(self, frame: dict[str, Any], meta: dict[str, Any]) -> None:
+    def _rebase_meta(self, frame: dict[str, Any], meta: dict[str, Any], *, unfinished: bool) -> None:
         _shift(meta, self._skip)
+        if unfinished:
+            meta["finish_reason"] = None
         if self._request_id is not None and "id" in meta:
             meta["id"] = self._request_id
         count = meta.get("completion_tokens", 0)

@@ -19,7 +19,8 @@ from rollout_log.errors import RolloutLogError
 from rollout_log.replay import serve_replay
 from rollout_log.replay.faults import FAULT_HEADER, Faults
 from rollout_log.replay.matching import Match, list_recordings
-from rollout_log.replay.script import Script, script_of
+from rollout_log.replay.script import Script
+from rollout_log.replay.splice import script_of
 
 NAME = "a1-plain-length"
 
