@@ -27,6 +27,7 @@ from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
 from rollout_log.record.retry import Backoff, judge
 from rollout_log.record.samples import Samples
+from rollout_log.record.transport import EXTENSION
 from rollout_log.record.watchdog import Watchdog, take_back_cancel
 
 if TYPE_CHECKING:
@@ -240,7 +241,12 @@ class Recorder:
         rollout, on_read = exchange.rollout, call.on_read
         finished = False
         async with self._client.stream(
-            "POST", call.url, content=_encode(body), headers=headers, timeout=_no_read_limit(self._client)
+            "POST",
+            call.url,
+            content=_encode(body),
+            headers=headers,
+            timeout=_no_read_limit(self._client),
+            extensions={EXTENSION: {"recorded": True}},
         ) as response:
             exchange.respond(response.status_code, response.headers.multi_items(), response.http_version)
             async for chunk in response.aiter_raw():

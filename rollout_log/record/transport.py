@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["RecordingTransport", "recording"]
 
 EXTENSION = "rollout_log"
-"""Name of the request extension that carries `{"key": …, "base": …}`."""
+"""Name of the request extension: `{"key": …, "base": …}`, or `{"recorded": True}` to be left alone."""
 _current: ContextVar[Opened | None] = ContextVar("rollout_log_sample", default=None)
 
 
 @contextmanager
-def recording(key: str, **known: Any) -> Iterator[None]:
+def recording(key: str | Opened, **known: Any) -> Iterator[None]:
     """Requests made inside belong to this sample; `known` are further fields of `events.Opened`."""
-    token = _current.set(Opened(key=key, **known))
+    token = _current.set(key if isinstance(key, Opened) else Opened(key=key, **known))
     try:
         yield
     finally:
@@ -46,8 +46,9 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
     The key comes from the request's extensions, else from the header `X-Rollout-Log-Key` (taken off), else
     from `recording(…)`, else from `x-session-id`, else a new one is made. A POST to a path on which engines
-    generate is recorded, and any other POST for which a key was given. Wrapping a recording transport again
-    raises, since everything would be recorded twice.
+    generate is recorded, and any other POST for which a key was given; `scoped`: only what is posted inside
+    `recording(…)`. What a `Recorder` sends passes, since it records that itself. Wrapping a recording
+    transport again raises, since everything would be recorded twice.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         inner: httpx.BaseTransport | httpx.AsyncBaseTransport,
         *,
         samples: Samples | None = None,
+        scoped: bool = False,
     ) -> None:
         if isinstance(inner, RecordingTransport):
             raise RolloutLogError("this transport records already; wrapping it again would record all twice")
         self.inner = inner
         self.samples = samples or Samples(log)
+        self._scoped = scoped
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Pass a request on; its response is recorded as the consumer reads it."""
@@ -110,6 +113,8 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             return None
         extension = request.extensions.get(EXTENSION) or {}
         opened = _current.get()
+        if extension.get("recorded") or (self._scoped and opened is None):
+            return None
         key = extension.get("key") or header_key or (opened.key if opened else None)
         if key is None and dialect_for(request.url.path) is None:
             return None

@@ -11,8 +11,12 @@ from typing import Any
 from rollout_log.slime.request import SLIME, prepare
 from rollout_log.trainer.generate import generate as _generate
 from rollout_log.trainer.metrics import log_metrics
+from rollout_log.trainer.recorded import recorded_by
 
-__all__ = ["generate", "log_metrics"]
+__all__ = ["generate", "log_metrics", "recorded"]
+
+recorded = recorded_by(SLIME)
+"""Decorator: records what a generate function posts through the trainer's shared HTTP client."""
 
 
 async def generate(

@@ -25,7 +25,7 @@ from rollout_log.trainer.session import Session, session_for
 from rollout_log.trainer.storable import storable
 from rollout_log.trainer.tally import METADATA, facts_of, tally
 
-__all__ = ["Prepare", "generate"]
+__all__ = ["Prepare", "generate", "opened_for"]
 
 _logger = logging.getLogger("rollout_log")
 _ABORT_GRACE_S = 2.0
@@ -64,6 +64,28 @@ async def generate(
         evaluation=evaluation,
     )
     return await generation.run(prepare(args, sample, sampling_params, state, budget))
+
+
+def opened_for(
+    args: Any, sample: Any, *, key: str, run: str, step: int | None, evaluation: bool, start: int
+) -> Opened:
+    """Return what is known of a sample when it is opened; its prompt ends before the last `start` tokens."""
+    metadata = {
+        "tokenizer": getattr(args, "hf_checkpoint", None),
+        "session_id": getattr(sample, "session_id", None),
+        "label": getattr(sample, "label", None),
+        "metadata": getattr(sample, "metadata", None),
+    }
+    return Opened(
+        key=key,
+        run=run,
+        prompt_token_ids=list(sample.tokens[: len(sample.tokens) - start]),
+        step=step,
+        evaluation=evaluation,
+        group_index=getattr(sample, "group_index", None),
+        index=getattr(sample, "index", None),
+        metadata={name: storable(value) for name, value in metadata.items() if value is not None},
+    )
 
 
 class _Generation:
@@ -141,7 +163,15 @@ class _Generation:
             body=prepared.body,
             headers=prepared.headers,
             base=self.writer.start,
-            opened=self._opened(),
+            opened=opened_for(
+                self.args,
+                self.sample,
+                key=self.key,
+                run=session.run,
+                step=self.step,
+                evaluation=self.evaluation,
+                start=self.writer.start,
+            ),
             weight_version=lambda: session.known_version(self.step),
             masks_offpolicy=self.masks_offpolicy,
             eos_token_ids=() if eos is None else (eos,),
@@ -149,25 +179,6 @@ class _Generation:
             should_stop=lambda: bool(getattr(self.state, "aborted", False)),
             stop_grace_s=_ABORT_GRACE_S,
             on_read=self.writer.update,
-        )
-
-    def _opened(self) -> Opened:
-        sample = self.sample
-        metadata = {
-            "tokenizer": getattr(self.args, "hf_checkpoint", None),
-            "session_id": getattr(sample, "session_id", None),
-            "label": getattr(sample, "label", None),
-            "metadata": getattr(sample, "metadata", None),
-        }
-        return Opened(
-            key=self.key,
-            run=self.session.run,
-            prompt_token_ids=sample.tokens[: len(sample.tokens) - self.writer.start],
-            step=self.step,
-            evaluation=self.evaluation,
-            group_index=getattr(sample, "group_index", None),
-            index=getattr(sample, "index", None),
-            metadata={name: storable(value) for name, value in metadata.items() if value is not None},
         )
 
     # What comes of it

@@ -19,7 +19,7 @@ import httpx
 from rollout_log.errors import RolloutLogError
 from rollout_log.log import Log
 from rollout_log.log.retention import cap_of
-from rollout_log.record import Recorder
+from rollout_log.record import Recorder, RecordingTransport
 from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
 from rollout_log.settings import Settings, read_settings
@@ -51,6 +51,7 @@ class Session:
         )
         self._said: set[str] = set()
         self._counted: dict[str, int] = {}
+        self._tapped: list[tuple[weakref.ref[httpx.AsyncClient], httpx.AsyncBaseTransport]] = []
 
     def recorder(self, client: httpx.AsyncClient) -> Recorder:
         """Return a recorder over a client, into this session's log."""
@@ -108,6 +109,14 @@ class Session:
             else:
                 self._asks_version = False
 
+    def tap(self, client: httpx.AsyncClient) -> None:
+        """Record what goes through a client inside `recording(…)`, until the session is closed."""
+        inner = client._transport
+        if isinstance(inner, RecordingTransport):
+            return
+        client._transport = RecordingTransport(self.log, inner, samples=self.samples, scoped=True)
+        self._tapped.append((weakref.ref(client), inner))
+
     def new_counts(self) -> dict[str, int]:
         """Return what the log counted since the last call of this."""
         counters = self.log.counters if self.log is not None else None
@@ -126,7 +135,11 @@ class Session:
             _logger.log(level, message, *args)
 
     def close(self) -> None:
-        """Flush and close the log."""
+        """Flush and close the log, and take the taps off."""
+        for reference, inner in self._tapped:
+            client = reference()
+            if client is not None and isinstance(client._transport, RecordingTransport):
+                client._transport = inner
         if self.log is not None:
             self.log.close()
 

@@ -10,9 +10,13 @@ from typing import Any
 
 from rollout_log.trainer.generate import generate as _generate
 from rollout_log.trainer.metrics import log_metrics
+from rollout_log.trainer.recorded import recorded_by
 from rollout_log.vime.request import VIME, prepare
 
-__all__ = ["generate", "log_metrics"]
+__all__ = ["generate", "log_metrics", "recorded"]
+
+recorded = recorded_by(VIME)
+"""Decorator: records what a generate function posts through the trainer's shared HTTP client."""
 
 
 async def generate(
