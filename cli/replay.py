@@ -86,8 +86,11 @@ def run(
             for entry in entries:
                 _show_at(reader, entry, at_event, at_time, tokenizer, json=json)
         else:
+            runs = len({entry.ref.run for entry in entries}) > 1
             for number, entry in enumerate(entries):
-                _tell(reader, entry, speed, tokenizer, json=json, first=number == 0)
+                if number and not json:
+                    print()
+                _tell(reader, entry, speed, tokenizer, json=json, run=entry.ref.run if runs else None)
 
 
 def _entries(reader: LogReader, keys: Sequence[str], step: int | None, status: str | None) -> list[Entry]:
@@ -106,7 +109,13 @@ def _entries(reader: LogReader, keys: Sequence[str], step: int | None, status: s
 
 
 def _tell(
-    reader: LogReader, entry: Entry, speed: float | None, tokenizer: str | None, *, json: bool, first: bool
+    reader: LogReader,
+    entry: Entry,
+    speed: float | None,
+    tokenizer: str | None,
+    *,
+    json: bool,
+    run: str | None,
 ) -> None:
     lines = narrate(reader.events(entry.ref), _state(reader, entry), each_frame=speed is not None)
     if speed is not None:
@@ -116,10 +125,9 @@ def _tell(
             print_json({"sample": entry.name, **_plain(line)})
         return
     decode = tokenizer_for(reader.rollout(entry.ref), tokenizer)
-    out = console()
-    title = f"{entry.name}: {status_of(entry.summary)}"
+    title = f"{entry.name}: {status_of(entry.summary)}" + ("" if run is None else f", run {run}")
     began = clock(entry.summary.opened_unix_ns)
-    out.print(("" if first else "\n") + safe(title) + (f", began {began}" if began else ""), style="bold")
+    console().print(safe(title) + (f", began {began}" if began else ""), style="bold")
     for line in lines:
         print(_shown(line, decode), flush=speed is not None)
 
@@ -190,8 +198,8 @@ def _state(reader: LogReader, entry: Entry) -> Rollout | None:
 
 def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]], *, json: bool) -> None:
     """Print what differs, sample by sample; exit 1 where anything does."""
-    found: list[Difference] = []
-    passed = 0
+    runs = len({entry.ref.run for entry in entries}) > 1
+    differing = passed = 0
     for entry in progress("samples", entries, len(entries)):
         try:
             differences = compare(entry)
@@ -199,21 +207,21 @@ def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]],
             passed += 1
             print(f"rollout-log: passed over: {safe(error)}", file=sys.stderr)
             continue
-        found += differences
+        differing += bool(differences)
+        run = f" (run {entry.ref.run})" if runs else ""
         if json:
             print_json(*differences)
         else:
             for each in differences:
                 print(
-                    safe(f"{each.sample}: {each.field} is {_short(each.replayed)}, ")
+                    safe(f"{each.sample}{run}: {each.field} is {_short(each.replayed)}, ")
                     + safe(f"recorded {_short(each.recorded)}")
                 )
     if not json:
         checked = len(entries) - passed
-        differing = len({each.sample.partition("#")[0] for each in found})
-        verdict = f"{differing} differ" if found else "all as recorded"
+        verdict = f"{differing} differ" if differing else "all as recorded"
         print(f"{checked} samples replayed, {verdict}" + (f"; {passed} passed over" if passed else ""))
-    raise typer.Exit(1 if found else 0)
+    raise typer.Exit(1 if differing else 0)
 
 
 def _short(value: object) -> str:

@@ -15,6 +15,7 @@ import enum
 import inspect
 import logging
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -36,6 +37,9 @@ _logger = logging.getLogger("rollout_log")
 
 _ARRIVES_S = 0.1
 """How long what was sent may take to reach the function, in this process, before its task is cancelled."""
+
+_LEAVES_S = 5.0
+"""How long the server may take to notice that a client has gone."""
 
 Generate = Callable[..., Awaitable[Any]]
 
@@ -167,14 +171,19 @@ class _Run:
         more = {"evaluation": False} if "evaluation" in parameters else {}
         task = asyncio.ensure_future(self.function(self.args, sample, self._sampling_params(), **more))
         by_task = getattr(self.function, "abort_mode", None) == "request"
+        cancelled = False
         while not task.done():
-            held = [playback for playback in self.server.desk.playing if playback.held]
-            if held and by_task:
-                await asyncio.sleep(_ARRIVES_S)
-                task.cancel()
-            elif held:
+            held = any(playback.held for playback in self.server.desk.playing)
+            if held and not by_task:
                 self.server.desk.abort()
+            elif held and not cancelled:
+                await asyncio.sleep(_ARRIVES_S)
+                cancelled = task.cancel()
             await asyncio.wait([task], timeout=0.005)
+        deadline = time.monotonic() + _LEAVES_S
+        # Else the next call would be taken for the one that was held.
+        while self.server.desk.playing and time.monotonic() < deadline:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.005)
         if task.cancelled():
             sample.status = type(sample).Status.ABORTED
             return sample
@@ -185,8 +194,7 @@ class _Run:
         recorded = self.exchanges[0].info.sampling_params
         if self.exchanges[0].requested.dialect == "sglang":
             return dict(recorded)
-        found = {ours: recorded[theirs] for ours, theirs in _NAMES.items() if theirs in recorded}
-        return {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 16, **found}
+        return {ours: recorded[theirs] for ours, theirs in _NAMES.items() if theirs in recorded}
 
 
 def _sample(opened: Opened, rollout: Rollout) -> Any:

@@ -24,3 +24,10 @@ def demo_log(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def docs_demo_log(demo_log: Path, tmp_path: Path) -> None:
     """`demo-log` in the directory."""
     shutil.copytree(demo_log, tmp_path / "demo-log")
+
+
+@pytest.fixture
+def docs_gpu_free_ci(root: Path, tmp_path: Path) -> None:
+    """The example project as the directory."""
+    ignore = shutil.ignore_patterns(".*", "__*")
+    shutil.copytree(root / "examples" / "gpu_free_ci", tmp_path, dirs_exist_ok=True, ignore=ignore)
