@@ -205,7 +205,7 @@ def test_what_failed_leaves_nothing_and_spoils_nothing(to, run_log, call, tmp_pa
         raise OSError("the disk is full")
 
     monkeypatch.setattr("rollout_log.log.LogReader.rollout", fail)
-    result = call("export", run_log, "--to", to, "--step", 0, "-o", tmp_path / "out")
+    result = call("export", run_log, "--to", to, "--step", 1, "-o", tmp_path / "out")
     assert (result.code, result.err) == (2, "rollout-log: the disk is full\n")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").read_text() == "before"
