@@ -215,18 +215,14 @@ class Matcher:
         )
 
     def _find(self, asked: Asked) -> tuple[Match | None, _Search]:
-        search = _Search(asked)
-        ids = asked.info.token_ids
-        named = self._by_key.get(asked.key or asked.hint or "", [])
-        search.named = asked.key is not None or bool(named)
-        if search.named:
-            pool = [each for each in named if each.endpoint == asked.endpoint]
-            if not pool:
-                search.difference = f"it names the sample {asked.key!r}, which has no recording here"
-                return None, search
-            if ids is None:
-                pool = [each for each in pool if each.meaning == meaning_of(asked.body)] or pool
-        elif ids is None:
+        if asked.hint is not None and asked.key is None:
+            found, _ = self._find_named(asked, asked.hint)
+            if found is not None:
+                return found, _Search(asked)
+        if asked.key is not None:
+            return self._find_named(asked, asked.key)
+        search, ids = _Search(asked), asked.info.token_ids
+        if ids is None:
             pool = self._by_meaning.get((asked.endpoint, meaning_of(asked.body)), [])
         else:
             prompts = self._prompts.get(asked.endpoint)
@@ -235,14 +231,17 @@ class Matcher:
                 for prompt in (prompts.prefixes_of(ids) if prompts else ())
                 for each in self._by_prompt[asked.endpoint, prompt]
             ]
-        found = self._choose(search, pool, ids)
-        if found is None and not pool:
-            self._note_nearest(search, ids)
-        elif found is None and ids is not None:
-            for recording in pool:
-                for each in recording.exchanges:
-                    _compare(search, each, ids, self.cut)
-        return found, search
+        return self._choose(search, pool, ids), search
+
+    def _find_named(self, asked: Asked, name: str) -> tuple[Match | None, _Search]:
+        search, ids = _Search(asked, named=True), asked.info.token_ids
+        pool = [each for each in self._by_key.get(name, []) if each.endpoint == asked.endpoint]
+        if not pool:
+            search.difference = f"it names the sample {name!r}, which has no recording here"
+            return None, search
+        if ids is None:
+            pool = [each for each in pool if each.meaning == meaning_of(asked.body)] or pool
+        return self._choose(search, pool, ids), search
 
     def _choose(self, search: _Search, pool: list[Recording], ids: list[int] | None) -> Match | None:
         """Choose: for a new prompt a recording nobody asked for, for one that goes on a bound one."""
@@ -263,6 +262,12 @@ class Matcher:
                     later = match
             if later is not None:
                 return later
+        if not pool:
+            self._note_nearest(search, ids)
+        elif ids is not None:
+            for each in pool:
+                for exchange in each.exchanges:
+                    _compare(search, exchange, ids, self.cut)
         return None
 
     def _fit(self, search: _Search, recording: Recording, ids: list[int] | None) -> Match | None:

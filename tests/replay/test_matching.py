@@ -67,6 +67,9 @@ def test_a_key_names_its_sample_whatever_the_order():
     assert where(desk.match(ask(PROMPT, key="k5"))) == ("k5", 0, 0)
     assert where(desk.match(ask(PROMPT, hint="k3"))) == ("k3", 0, 0)
     assert where(desk.match(ask(PROMPT, hint="a session of today"))) == ("k0", 0, 0)
+    sample(log, "other", [5], [6])
+    desk = matcher(log)
+    assert where(desk.match(ask([5], 1, hint="k3"))) == ("other", 0, 0), "a session that also asked for that"
     with pytest.raises(ReplayMiss, match="names the sample 'k9', which has no recording here"):
         desk.match(ask(PROMPT, key="k9"))
 
