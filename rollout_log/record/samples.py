@@ -151,6 +151,23 @@ class Samples:
         with self._lock:
             return list(self._live.values())
 
+    def adopt(self, opened: Opened, older: Rollout, length: int, *, path: str, model: str | None) -> None:
+        """Begin another life of a sample, from the first `length` tokens of one that another process left."""
+        state = Rollout.continue_from(older, length)
+        incarnation = older.opened.incarnation if older.opened is not None else 0
+        opened = msgspec.structs.replace(
+            opened,
+            incarnation=incarnation + 1,
+            continues=(incarnation, length),
+            opened_unix_ns=time.time_ns(),
+            host=_HOST,
+        )
+        with self._lock:
+            sample = self._live[opened.key] = LiveSample(opened, self._log, state)
+            sample.path, sample.model = path, model
+            self._forget_idle()
+            sample.open()
+
     def forget(self, key: str) -> None:
         """Let go of a sample and its children, but for those that are busy; the log keeps what it has."""
         with self._lock:

@@ -7,27 +7,28 @@ that was passed is in order at every await, and says at the end what it is.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
 from rollout_log.errors import RolloutLogError
-from rollout_log.events import Opened
 from rollout_log.fold import Rollout
 from rollout_log.record.errors import GenerationFailed
 from rollout_log.record.recorder import Call, Recorder
 from rollout_log.record.watchdog import take_back_cancel
 from rollout_log.trainer.host import Host, Prepared, Unsupported
+from rollout_log.trainer.opening import opened_for
+from rollout_log.trainer.recovery import Life
+from rollout_log.trainer.resuming import older_life
 from rollout_log.trainer.sample import SampleWriter
 from rollout_log.trainer.session import Session, session_for
-from rollout_log.trainer.storable import storable
 from rollout_log.trainer.tally import METADATA, facts_of, tally
 
-__all__ = ["Prepare", "generate", "opened_for"]
+__all__ = ["Prepare", "generate"]
 
-_logger = logging.getLogger("rollout_log")
 _ABORT_GRACE_S = 2.0
 """How long a stream may wait for the engine's own abort frame, which has versions and routing."""
 
@@ -48,6 +49,7 @@ async def generate(
     session = session_for(args)
     state = host.state(args)
     status = type(sample).Status
+    life = older_life(host, session, sample, sampling_params, state, evaluation=evaluation)
     budget = sampling_params.get("max_new_tokens")
     if budget is not None:
         budget -= sample.response_length
@@ -62,30 +64,9 @@ async def generate(
         sample=sample,
         sampling_params=sampling_params,
         evaluation=evaluation,
+        life=life,
     )
     return await generation.run(prepare(args, sample, sampling_params, state, budget))
-
-
-def opened_for(
-    args: Any, sample: Any, *, key: str, run: str, step: int | None, evaluation: bool, start: int
-) -> Opened:
-    """Return what is known of a sample when it is opened; its prompt ends before the last `start` tokens."""
-    metadata = {
-        "tokenizer": getattr(args, "hf_checkpoint", None),
-        "session_id": getattr(sample, "session_id", None),
-        "label": getattr(sample, "label", None),
-        "metadata": getattr(sample, "metadata", None),
-    }
-    return Opened(
-        key=key,
-        run=run,
-        prompt_token_ids=list(sample.tokens[: len(sample.tokens) - start]),
-        step=step,
-        evaluation=evaluation,
-        group_index=getattr(sample, "group_index", None),
-        index=getattr(sample, "index", None),
-        metadata={name: storable(value) for name, value in metadata.items() if value is not None},
-    )
 
 
 class _Generation:
@@ -101,8 +82,10 @@ class _Generation:
         sample: Any,
         sampling_params: dict[str, Any],
         evaluation: bool,
+        life: Life | None,
     ) -> None:
         self.host = host
+        self.life = life
         self.session = session
         self.state = state
         self.args = args
@@ -115,6 +98,7 @@ class _Generation:
         )
         self.writer = SampleWriter(sample, masks_offpolicy=self.masks_offpolicy)
         self.tokenizer = getattr(state, "tokenizer", None)
+        self.sampling_params = sampling_params
         self.skips_special = sampling_params.get("skip_special_tokens")
         self.key = session.key_of(sample, evaluation=evaluation)
         known = facts_of(sample)
@@ -156,6 +140,20 @@ class _Generation:
 
     def _call(self, prepared: Prepared) -> Call:
         session, tokenizer = self.session, self.tokenizer
+        opened = opened_for(
+            self.args,
+            self.sample,
+            key=self.key,
+            run=session.run,
+            step=self.step,
+            evaluation=self.evaluation,
+            start=self.writer.start,
+            sampling_params=self.sampling_params,
+        )
+        if self.life is not None:
+            opened = msgspec.structs.replace(opened, run=self.life.entry.summary.run)
+            path, model = urlsplit(prepared.url).path, prepared.body.get("model")
+            session.samples.adopt(opened, self.life.rollout, self.life.length, path=path, model=model)
         eos = getattr(tokenizer, "eos_token_id", None)
         return Call(
             key=self.key,
@@ -163,15 +161,7 @@ class _Generation:
             body=prepared.body,
             headers=prepared.headers,
             base=self.writer.start,
-            opened=opened_for(
-                self.args,
-                self.sample,
-                key=self.key,
-                run=session.run,
-                step=self.step,
-                evaluation=self.evaluation,
-                start=self.writer.start,
-            ),
+            opened=opened,
             weight_version=lambda: session.known_version(self.step),
             masks_offpolicy=self.masks_offpolicy,
             eos_token_ids=() if eos is None else (eos,),

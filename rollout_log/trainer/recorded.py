@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from rollout_log.events import Opened
 from rollout_log.record.samples import LiveSample
 from rollout_log.record.transport import recording
-from rollout_log.trainer.generate import opened_for
 from rollout_log.trainer.host import Host
+from rollout_log.trainer.opening import opened_for
 from rollout_log.trainer.session import Session, session_for
 from rollout_log.trainer.tally import METADATA, facts_of, tally
 

@@ -24,6 +24,7 @@ from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
 from rollout_log.settings import Settings, read_settings
 from rollout_log.trainer.host import Host
+from rollout_log.trainer.recovery import Life, Recovery
 
 __all__ = ["Session", "close_session", "session_for"]
 
@@ -51,6 +52,11 @@ class Session:
         )
         self._said: set[str] = set()
         self._counted: dict[str, int] = {}
+        self._recovery: Recovery | None = None
+        self._recovered = False
+        self._given_back: dict[str, Life] = {}
+        self.gave_back = False
+        """Whether groups went back to the trainer already."""
         self._tapped: list[tuple[weakref.ref[httpx.AsyncClient], httpx.AsyncBaseTransport]] = []
 
     def recorder(self, client: httpx.AsyncClient) -> Recorder:
@@ -109,6 +115,32 @@ class Session:
             else:
                 self._asks_version = False
 
+    def recovery(self, step: int | None) -> Recovery | None:
+        """Return what older processes left in this log; the first call's `step` is the first one after it.
+
+        None unless `resume` says `continue`.
+        """
+        if self.settings.resume == "off" or self.log is None:
+            return None
+        if self._recovery is None and not self._recovered:
+            self._recovered = True
+            if step is None:
+                self.say_once("nothing is gone on from: the trainer does not say which step it is in")
+                return None
+            try:
+                self._recovery = Recovery(self.log.path, self.log.writer, step)
+            except RolloutLogError as error:
+                self.say_once("nothing is gone on from: %s", error)
+        return self._recovery
+
+    def take(self, life: Life) -> None:
+        """A sample that goes back to the trainer will go on from this."""
+        self._given_back[life.entry.summary.key] = life
+
+    def given_back(self, key: str) -> Life | None:
+        """Return what a sample that was given back goes on from, once."""
+        return self._given_back.pop(key, None)
+
     def tap(self, client: httpx.AsyncClient) -> None:
         """Record what goes through a client inside `recording(…)`, until the session is closed."""
         inner = client._transport
@@ -140,6 +172,8 @@ class Session:
             client = reference()
             if client is not None and isinstance(client._transport, RecordingTransport):
                 client._transport = inner
+        if self._recovery is not None:
+            self._recovery.close()
         if self.log is not None:
             self.log.close()
 

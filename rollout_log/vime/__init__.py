@@ -11,9 +11,10 @@ from typing import Any
 from rollout_log.trainer.generate import generate as _generate
 from rollout_log.trainer.metrics import log_metrics
 from rollout_log.trainer.recorded import recorded_by
+from rollout_log.trainer.resuming import generate_rollout as _generate_rollout
 from rollout_log.vime.request import VIME, prepare
 
-__all__ = ["generate", "log_metrics", "recorded"]
+__all__ = ["generate", "generate_rollout", "log_metrics", "recorded"]
 
 recorded = recorded_by(VIME)
 """Decorator: records what a generate function posts through the trainer's shared HTTP client."""
@@ -30,3 +31,11 @@ async def generate(
 
 
 generate.abort_mode = "request"  # type: ignore[attr-defined]  # newer vime cancels the task instead of the engine
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """vime's own rollout function; before its first step, groups that a crash left go back to the buffer.
+
+    For `--rollout-function-path`, with the setting `rollout_log_resume: continue`.
+    """
+    return _generate_rollout(VIME, args, rollout_id, data_source, evaluation=evaluation)
