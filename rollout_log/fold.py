@@ -61,6 +61,8 @@ _STATUS: dict[str, Status] = {
 _ABORTS = frozenset({"abort", "cancelled"})
 _AT_ONCE = 64
 """Deltas that are decoded together."""
+_FORESEEN = 1024
+"""Choices that are there before the engine names them; a client may ask for any number."""
 _CAN_BE_INFERRED = frozenset({"no_terminal", "reset", "timeout"})
 # A whole sample of several choices is what its worst choice is.
 _WORST_FIRST: tuple[Status, ...] = ("pending", "failed", "aborted", "truncated", "completed")
@@ -295,7 +297,7 @@ class Rollout:
         if before is not None and event.cause in ("retry", "resume"):
             self._check_budget(before, event, info)
         self._truncate(event.base)
-        wanted = max(info.n, 1)
+        wanted = min(max(info.n, 1), _FORESEEN)
         self.choices = {i: self.choices.get(i) or Choice(index=i) for i in range(wanted)}
         for choice in self.choices.values():
             choice.begin()

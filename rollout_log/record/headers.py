@@ -14,7 +14,8 @@ BASE_HEADER = "x-rollout-log-base"
 """States the base explicitly; taken off as well."""
 
 _SECRET = re.compile(
-    r"auth|cookie|token|secret|passw|credential|api[-_]?key|signature|session$", re.IGNORECASE
+    r"auth|cookie|token|secret|passw|credential|(?<!routing)[-_]key$|api[-_]?key|^key$|^sig$|signature|session$",
+    re.IGNORECASE,
 )
 REDACTED = "[redacted]"
 
@@ -26,7 +27,10 @@ def safe_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def safe_url(url: str) -> str:
     """Return a URL as recorded: no user, no password, secret-looking query values redacted."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket alone; whatever it is, nothing was sent there
+        return REDACTED
     host = parts.netloc.rpartition("@")[2]
     query = parts.query
     if query:

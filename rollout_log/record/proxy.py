@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from rollout_log.engines import dialect_for
+from rollout_log.errors import RecordingFailed
 from rollout_log.events import End
 from rollout_log.http_server import Header, Request, Responder, Server, serve
 from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
@@ -103,6 +104,17 @@ class Proxy:
         named = request.header(KEY_HEADER)
         if request.method != "POST" or not (named or dialect_for(request.path)):
             return _Unrecorded()
+        try:
+            return self._begin(request, named)
+        except RecordingFailed:
+            raise  # strict: the caller asked for it
+        except Exception as error:
+            logger.warning(
+                "a request to %s goes unrecorded: %s: %s", request.path, type(error).__name__, error
+            )
+            return _Unrecorded()
+
+    def _begin(self, request: Request, named: str | None) -> Exchange:
         return self._samples.request(
             _to_text(named or request.header(SESSION_HEADER)),
             method=request.method,
@@ -215,8 +227,8 @@ def _to_text(value: str | None) -> str | None:
 def _to_base(value: str | None) -> int | None:
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit()):
-        logger.warning("%s is no number: %r; the base is inferred", BASE_HEADER, value)
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        logger.warning("%s is no number of tokens: %.100r; the base is inferred", BASE_HEADER, value)
         return None
     return int(value)
 

@@ -24,7 +24,7 @@ from rollout_log.record.continuation import may_continue, request_from
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
 from rollout_log.record.evidence import evidence_of_finish
 from rollout_log.record.exchange import Exchange
-from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
+from rollout_log.record.headers import BASE_HEADER, KEY_HEADER, safe_url
 from rollout_log.record.retry import Backoff, judge
 from rollout_log.record.samples import Samples
 from rollout_log.record.transport import EXTENSION
@@ -121,7 +121,8 @@ class Recorder:
         """Serve one call; see `generate`."""
         dialect = dialect_for(urlsplit(call.url).path)
         if dialect is None:
-            raise RolloutLogError(f"sample {call.key!r}: {call.url} is no path an engine generates on")
+            url = safe_url(call.url)
+            raise RolloutLogError(f"sample {call.key!r}: {url} is no path an engine generates on")
         base, cause, body = call.base, call.cause, call.body
         prompt_and_kept = list(dialect.read_request(_encode(body)).token_ids or ())
         first_base: int | None = None
@@ -147,7 +148,7 @@ class Recorder:
             if attempt >= self._backoff.tries:
                 raise GenerationFailed(
                     f"sample {exchange.key!r}: given up after {attempt + 1} requests, the last ended in "
-                    f"{verdict.reason}. Is the engine at {call.url} up?",
+                    f"{verdict.reason}. Is the engine at {safe_url(call.url)} up?",
                     rollout,
                 )
             fruitless = 0 if request.tokens else fruitless + 1

@@ -7,6 +7,7 @@ with recording("t1-abc", step=3):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from rollout_log.engines import dialect_for
-from rollout_log.errors import RolloutLogError
+from rollout_log.errors import RecordingFailed, RolloutLogError
 from rollout_log.events import Opened
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
@@ -28,6 +29,9 @@ __all__ = ["RecordingTransport", "recording"]
 
 EXTENSION = "rollout_log"
 """Name of the request extension: `{"key": …, "base": …}`, or `{"recorded": True}` to be left alone."""
+_Wanted = tuple[str | None, int | None, Opened | None]
+"""Key, base and what is known of the sample."""
+_logger = logging.getLogger("rollout_log")
 _current: ContextVar[Opened | None] = ContextVar("rollout_log_sample", default=None)
 
 
@@ -68,10 +72,10 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Pass a request on; its response is recorded as the consumer reads it."""
         inner: Any = self.inner
-        if (wanted := self._wanted(request)) is None:
+        if (wanted := self._wanted(request)) is not None:
+            await request.aread()
+        if (exchange := self._begin(request, wanted)) is None:
             return await inner.handle_async_request(request)  # type: ignore[no-any-return]
-        await request.aread()
-        exchange = self._begin(request, *wanted)
         try:
             response: httpx.Response = await inner.handle_async_request(request)
         except BaseException as error:
@@ -84,10 +88,10 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Pass a request on; its response is recorded as the consumer reads it."""
         inner: Any = self.inner
-        if (wanted := self._wanted(request)) is None:
+        if (wanted := self._wanted(request)) is not None:
+            request.read()
+        if (exchange := self._begin(request, wanted)) is None:
             return inner.handle_request(request)  # type: ignore[no-any-return]
-        request.read()
-        exchange = self._begin(request, *wanted)
         try:
             response: httpx.Response = inner.handle_request(request)
         except BaseException as error:
@@ -105,7 +109,7 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         """Close the inner transport."""
         self.inner.close()  # type: ignore[union-attr]
 
-    def _wanted(self, request: httpx.Request) -> tuple[str | None, int | None, Opened | None] | None:
+    def _wanted(self, request: httpx.Request) -> _Wanted | None:
         """Return key, base and what is known of the sample; None when the request is not to be recorded."""
         header_key = request.headers.pop(KEY_HEADER, None)
         header_base = request.headers.pop(BASE_HEADER, None)
@@ -119,23 +123,32 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         if key is None and dialect_for(request.url.path) is None:
             return None
         base = extension.get("base")
-        if base is None and header_base and header_base.isdecimal():
+        if base is None and header_base and header_base.isdecimal() and len(header_base) < 19:
             base = int(header_base)
         return key or request.headers.get("x-session-id"), base, opened
 
-    def _begin(
-        self, request: httpx.Request, key: str | None, base: int | None, opened: Opened | None
-    ) -> Exchange:
+    def _begin(self, request: httpx.Request, wanted: _Wanted | None) -> Exchange | None:
+        if wanted is None:
+            return None
+        key, base, opened = wanted
         request.headers["accept-encoding"] = "identity"
-        return self.samples.request(
-            key,
-            path=request.url.raw_path.decode("ascii"),
-            url=str(request.url),
-            headers=request.headers.multi_items(),
-            body=request.content,
-            base=base,
-            opened=opened if opened is not None and opened.key == key else None,
-        )
+        try:
+            return self.samples.request(
+                key,
+                path=request.url.raw_path.decode("ascii"),
+                url=str(request.url),
+                headers=request.headers.multi_items(),
+                body=request.content,
+                base=base,
+                opened=opened if opened is not None and opened.key == key else None,
+            )
+        except RecordingFailed:
+            raise  # strict: the caller asked for it
+        except Exception as error:
+            _logger.warning(
+                "a request to %s goes unrecorded: %s: %s", request.url.path, type(error).__name__, error
+            )
+            return None
 
 
 class _AsyncTap(httpx.AsyncByteStream):

@@ -290,6 +290,12 @@ def test_choices_are_folded_apart_and_the_sample_is_what_its_worst_choice_is() -
     assert (whole.status, whole.token_ids, whole.choices) == ("failed", [], 2)
 
 
+def test_a_request_for_a_thousand_million_choices_costs_no_memory() -> None:
+    rollout = rolled(requested(params={"n": 10**9}), ok(status=400), Ended(0, "eof"))
+    assert rollout.status == "failed"
+    assert len(rollout.choices) == 1024
+
+
 def test_unknown_events_and_undecodable_frames_stop_nothing() -> None:
     rollout = rolled(requested(), ok(), Unknown(99, ["?"]), Delta(0, b"\xff{"), delta([11], finish="stop"))
     assert rollout.choice().token_ids == [11]

@@ -321,7 +321,7 @@ async def test_a_base_that_is_no_number_is_left_to_inference(caplog):
     async with play(RawStream()) as engine, proxied(engine.url) as (client, samples, _):
         assert (await client.post(PATH, headers={"X-Rollout-Log-Base": "-1"})).status_code == 200
     assert samples.exchanges[0].request["base"] is None
-    assert "x-rollout-log-base is no number: '-1'" in caplog.text
+    assert "x-rollout-log-base is no number of tokens: '-1'" in caplog.text
 
 
 @pytest.mark.parametrize(
