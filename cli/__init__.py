@@ -35,7 +35,7 @@ VERBS = {
     "serve": "Serve recordings to clients, in the place of the engine.",
     "replay": "Play samples back: what was asked, what came, where it was cut and by what.",
     "export": "Write samples in another format: a fixture, a trace to look at, or a table.",
-    "report": "Write a step as one page for the browser: a timeline, each sample's tokens for a click.",
+    "report": "Write a step as one page: a timeline, and each sample's tokens for a click.",
     "import": "Copy the samples of a fixture, or of another log, into a log.",
     "seal": "Seal what writers that are gone left: a tenth of the size, read as before.",
     "archive": "Copy sealed segments to another place, such as a network file system.",

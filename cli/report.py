@@ -1,4 +1,4 @@
-"""Write a step as one page to open in a browser: a timeline, and each sample's tokens for a click.
+"""Write a step as one page: a timeline, and each sample's tokens for a click.
 
 The page is one file that loads nothing from anywhere. A lane is a sample, a bar a request. Samples of
 several runs are in one page. Without --step it is all samples.
@@ -20,9 +20,12 @@ import typer
 
 from rollout_log.cli import _arguments as arguments
 from rollout_log.cli._progress import progress
+from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.cli.show import tokenizer_for
-from rollout_log.errors import SampleNotFound
+from rollout_log.errors import RolloutLogError, SampleNotFound
 from rollout_log.export.report import Report, by_interest
+from rollout_log.export.samples import Decode
+from rollout_log.log import Entry, LogReader
 from rollout_log.sources import open_source
 
 
@@ -41,7 +44,7 @@ def run(
         if not entries:
             what = "samples" if step is None else f"samples of step {step}"
             raise SampleNotFound(f"there are no {what} in {log}; `rollout-log steps` lists what there is")
-        decode = tokenizer_for(reader.rollout(entries[0].ref), tokenizer)
+        decode = _decode(reader, entries, tokenizer)
         page = Report(reader, step, decode, limit=max_mb * 1_000_000)
         for entry in progress("report", entries, len(entries)):
             page.add(entry)
@@ -54,3 +57,13 @@ def run(
             f"the page has reached {max_mb} MB; --max-mb raises that",
             file=sys.stderr,
         )
+
+
+def _decode(reader: LogReader, entries: list[Entry], given: str | None) -> Decode | None:
+    """Take the tokenizer that was given, else the one that the first sample names."""
+    if given is not None:
+        return load_tokenizer(given, download=True)
+    try:
+        return tokenizer_for(reader.rollout(entries[0].ref), None)
+    except RolloutLogError:  # that sample cannot be read; the page will say so
+        return None
