@@ -18,7 +18,7 @@ from rollout_log.columns import pack, pack_ints, unpack, unpack_ints
 from rollout_log.errors import LogDamaged
 from rollout_log.events import Delta, Reads
 
-__all__ = ["Item", "Run", "encode_items", "pack_group", "split_events", "unpack_group"]
+__all__ = ["Item", "Run", "encode_items", "pack_group", "places_of", "split_events", "unpack_group"]
 
 Item = Union[msgspec.Raw, Delta, Reads]  # noqa: UP007 - a runtime value, which 3.10 cannot build with strings
 """An event, encoded or not."""
@@ -120,6 +120,11 @@ def unpack_group(content: bytes) -> list[Run]:
     return runs
 
 
+def places_of(content: bytes) -> list[tuple[int, int, int]]:
+    """Return the runs of a group without their events: ordinal, first sequence, number of events."""
+    return _decode_group(content).runs
+
+
 class _Columns:
     """The columns of a group that is being packed."""
 
@@ -155,6 +160,8 @@ class _Columns:
             return False
         framing = 0
         if delta.raw is not None:
+            if not delta.data:
+                return False
             before, found, after = delta.raw.partition(delta.data)
             if not found or ((before, after) not in self.framings and len(self.framings) == _FRAMINGS):
                 return False

@@ -23,6 +23,9 @@ from rollout_log.log.retention import size_of
 
 __all__ = ["Done", "Keeper", "Plan", "run_child"]
 
+_PATIENCE_S = 10
+"""For a child that was told to end."""
+
 _logger = logging.getLogger("rollout_log")
 
 # The same modules as this process has, wherever they came from, and none from the working directory.
@@ -86,13 +89,13 @@ class Keeper:
             self._active = active
             if self._busy or self._stopped:
                 return
-            self._busy = True
-            self._thread = threading.Thread(target=self._run, name="rollout-log-keeper", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._busy = False
-            self._warn(f"cannot seal segments of {self.folder}: {error}")
+            thread = threading.Thread(target=self._run, name="rollout-log-keeper", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._warn(f"cannot seal segments of {self.folder}: {error}")
+                return
+            self._busy, self._thread = True, thread
 
     def stop(self) -> None:
         """End the child, if there is one: what it has not finished is as it was."""
@@ -102,7 +105,7 @@ class Keeper:
         if child is not None:
             child.terminate()
         if thread is not None:
-            thread.join()
+            thread.join(_PATIENCE_S)
 
     def wait(self) -> None:
         """Block until everything that was asked for is done."""

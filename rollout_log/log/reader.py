@@ -16,6 +16,7 @@ from rollout_log.events import Event, Opened
 from rollout_log.log.block import Block
 from rollout_log.log.directory import logs_at, read_marker, segments_of, writers_of
 from rollout_log.log.opening import open_segment
+from rollout_log.log.retention import Pruned, read_pruned
 from rollout_log.log.segment import Segment
 from rollout_log.log.summary import Summary
 
@@ -166,8 +167,16 @@ class LogReader:
             near = difflib.get_close_matches(name, keys, n=3, cutoff=0.4)
             hint = f"; the nearest: {', '.join(map(repr, near))}" if near else f"; it has {len(keys)} keys"
             where = ", ".join(str(log) for log in self.logs[:3])
-            raise SampleNotFound(f"no sample {name!r} in {where}{hint}")
+            pruned = self.pruned()
+            gone = (
+                f"; {len(pruned)} segments were pruned, and what was in them alone is gone" if pruned else ""
+            )
+            raise SampleNotFound(f"no sample {name!r} in {where}{hint}{gone}")
         return found
+
+    def pruned(self) -> list[Pruned]:
+        """Return which segments were deleted to free the disk. Raises `LogDamaged`."""
+        return [each for folder in self._folders() for each in read_pruned(folder)]
 
     def summary(self, ref: Ref) -> Summary:
         """Return a sample's newest summary."""
@@ -192,8 +201,9 @@ class LogReader:
             segment, *segments = segments
             try:
                 for block in segment.blocks(ref.ordinal, start):
-                    yield block
-                    start = max(start, block.first + block.count)
+                    if block.first + block.count > start:
+                        yield block
+                        start = block.first + block.count
             except LogDamaged:
                 now = self._of(ref.folder)
                 if segment in now:

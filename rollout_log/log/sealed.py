@@ -26,7 +26,17 @@ from rollout_log.log.group import Run, encode_items, unpack_group
 from rollout_log.log.segment import hash_key, key_of_step
 from rollout_log.log.summary import Summary, decode_summary
 
-__all__ = ["HEAD", "PLACE", "TAIL", "WIDTHS", "ContentHash", "Meta", "SealedSegment", "file_hash"]
+__all__ = [
+    "HEAD",
+    "PLACE",
+    "TAIL",
+    "WIDTHS",
+    "ContentHash",
+    "Meta",
+    "SealedSegment",
+    "decode_page",
+    "file_hash",
+]
 
 COLUMNS = 2
 """The codec of blocks that were rebuilt from columns."""
@@ -79,7 +89,7 @@ class SealedSegment:
             raise
         self._writer = writer_identity(self.meta.writer)
         self._tables: dict[str, _Rows] = {}
-        self._page: tuple[int, dict[int, bytes]] = (-1, {})
+        self._page: tuple[int, dict[int, Summary]] = (-1, {})
         self._runs: tuple[int, int, list[Run]] = (-1, 0, [])
 
     @classmethod
@@ -110,14 +120,12 @@ class SealedSegment:
         at = bisect_left(pages, _PAGE.pack(ordinal + 1, 0)) - 1
         if at < 0:
             return None
-        data = self._summaries(_PAGE.unpack(pages[at])[1]).get(ordinal)
-        return None if data is None else self._summary(data)
+        return self._summaries(_PAGE.unpack(pages[at])[1]).get(ordinal)
 
     def summaries(self) -> Iterator[tuple[int, Summary]]:
         """Yield all samples of this segment, by ordinal."""
         for row in self._table("pages"):
-            for ordinal, data in self._summaries(_PAGE.unpack(row)[1]).items():
-                yield ordinal, self._summary(data)
+            yield from self._summaries(_PAGE.unpack(row)[1]).items()
 
     def with_key(self, key: str) -> list[int]:
         """Return the ordinals of all samples of a key."""
@@ -204,25 +212,15 @@ class SealedSegment:
             found = self._tables[name] = _Rows(self, offset + HEADER_SIZE, WIDTHS[name], count)
         return found
 
-    def _summaries(self, offset: int) -> dict[int, bytes]:
+    def _summaries(self, offset: int) -> dict[int, Summary]:
         known, page = self._page
         if known != offset:
             try:
-                data = self._chunk(offset, SAMPLES).content
-                size = zstandard.frame_content_size(data)
-                if not 0 <= size <= _PAGE_LIMIT:
-                    raise LogDamaged(f"{self.path}: the summaries at {offset} say that they are {size} bytes")
-                page = dict(_decode_page(zstandard.ZstdDecompressor().decompress(data)))
+                page = dict(decode_page(self._chunk(offset, SAMPLES).content))
             except (zstandard.ZstdError, msgspec.DecodeError) as error:
                 raise LogDamaged(f"{self.path}: the summaries at {offset} cannot be read: {error}") from error
             self._page = offset, page
         return page
-
-    def _summary(self, data: bytes) -> Summary:
-        try:
-            return decode_summary(data)
-        except msgspec.DecodeError as error:
-            raise LogDamaged(f"{self.path} has a summary that cannot be read: {error}") from error
 
     def _group(self, offset: int) -> tuple[int, list[Run]]:
         """Return how many bytes a group takes, and its runs; the last one is kept for its other samples."""
@@ -283,6 +281,15 @@ class _Rows:
                 yield data[at : at + self._width]
             start += several
             several = _ROWS_AT_ONCE
+
+
+def decode_page(content: bytes) -> list[tuple[int, Summary]]:
+    """Decode a chunk of summaries. Raises `LogDamaged`, and what zstandard and msgspec raise."""
+    size = zstandard.frame_content_size(content)
+    if not 0 <= size <= _PAGE_LIMIT:
+        raise LogDamaged(f"a page of summaries says that it has {size} bytes; the limit is {_PAGE_LIMIT}")
+    rows = _decode_page(zstandard.ZstdDecompressor().decompress(content))
+    return [(ordinal, decode_summary(data)) for ordinal, data in rows]
 
 
 class ContentHash:

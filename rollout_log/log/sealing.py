@@ -56,8 +56,8 @@ def seal(path: Path) -> Path:
                 _write(segment, tables, file)
         finally:
             segment.close()
-    path.unlink(missing_ok=True)
     path.with_name(path.name + "-lock").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     return target
 
 

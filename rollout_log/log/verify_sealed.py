@@ -86,7 +86,11 @@ class _Walk:
             try:
                 runs = unpack_group(self.segment.events_chunk(offset).content)
             except LogDamaged as error:
-                yield {"what": "block", "detail": f"chunk at {offset}: {error}"}
+                lost = {place for place in places if place[3] == offset}
+                events = sum(count for _, _, count, _ in lost)
+                samples = len({ordinal for ordinal, _, _, _ in lost})
+                yield {"what": "block", "detail": f"{error} ({events} events of {samples} samples)"}
+                places -= lost
                 continue
             for run in runs:
                 place = run.ordinal, run.first, len(run.events), offset
