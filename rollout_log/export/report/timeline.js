@@ -31,6 +31,7 @@ class Timeline {
     this.space.style.height = `${lanes.length * ROW}px`;
     this.name();
     this.draw();
+    this.move(this.at);
   }
 
   get gutter() { return this.box.clientWidth < 520 ? 84 : 168; }
