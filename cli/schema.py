@@ -1,6 +1,7 @@
 """Print the JSON Schema of what a verb prints with --json.
 
-`ls`, `steps`, `tail` and `export --to jsonl` print one such object a line, the others one.
+`ls`, `steps`, `tail`, `seal`, `archive`, `prune` and `export --to jsonl` print one such object a line, the
+others one.
 
 Example:
 
@@ -27,6 +28,10 @@ TYPES = {
     "stats": "rollout_log.statistics:Statistics",
     "tail": "rollout_log.watching:Happening",
     "verify": "rollout_log.cli.verify:Verdict",
+    "seal": "rollout_log.log.keeper:Done",
+    "archive": "rollout_log.log.keeper:Done",
+    "prune": "rollout_log.log.retention:Pruned",
+    "recover": "rollout_log.recovery:Recovery",
 }
 
 

@@ -23,6 +23,7 @@ from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._folding import Folded, fold_all
 from rollout_log.cli._output import console, print_json, print_table, safe
 from rollout_log.errors import LogDamaged
+from rollout_log.log.retention import Pruned
 from rollout_log.log.verify import Finding, Report, verify
 from rollout_log.problems import PROBLEMS, Severity
 from rollout_log.sources import open_source
@@ -62,6 +63,8 @@ class Verdict(msgspec.Struct):
     """Samples with problems of severity error."""
     problems: list[SampleProblem]
     damage: list[Damage]
+    pruned: list[Pruned]
+    """Segments that were deleted to free the disk, which is no damage."""
 
 
 _DAMAGED_S = 120
@@ -102,6 +105,7 @@ def check(log: Path) -> Verdict:
         errors=errors,
         problems=problems,
         damage=damage,
+        pruned=report.pruned,
     )
 
 
@@ -123,6 +127,9 @@ def _check_fixture(path: Path) -> Report:
 def _print(verdict: Verdict) -> None:
     out = console()
     out.print(f"{verdict.samples:,} samples, {verdict.blocks:,} blocks, {verdict.events:,} events")
+    if verdict.pruned:
+        gone = sum(segment.bytes for segment in verdict.pruned)
+        out.print(f"{len(verdict.pruned):,} segments were pruned, {gone:,} bytes; their events are gone")
     if verdict.problems:
         print()
         _print_problems(verdict.problems)

@@ -18,7 +18,7 @@ import zstandard
 from rollout_log.errors import LogDamaged
 from rollout_log.events import Closed, Event, Marked, Opened, decode_events, encode_events
 
-__all__ = ["MAGIC", "Block", "pack_blocks", "unpack_block", "writer_identity"]
+__all__ = ["MAGIC", "Block", "pack_blocks", "stored_length", "unpack_block", "writer_identity"]
 
 MAGIC = b"RLB1"
 VERSION = 1
@@ -100,6 +100,11 @@ def _compressor() -> zstandard.ZstdCompressor:
     if found is None:
         found = _of_thread.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
     return found
+
+
+def stored_length(header: bytes) -> int:
+    """Return how many bytes follow a block's header, as it says."""
+    return int(_HEADER.unpack_from(header)[-1]) if len(header) >= _HEADER.size else 0
 
 
 def unpack_block(data: bytes) -> Block:

@@ -1,0 +1,47 @@
+"""Save what a damaged log still has into a new one, and count what is lost.
+
+Its files are read page by page, without LMDB; what is believed are blocks and chunks whose own checksum
+holds. A sample that lost events says so (`log_gap`). Exit status: 1 where something is lost.
+
+Example:
+
+    rollout-log recover runs/today runs/today-recovered
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout_log.cli._arguments import Json
+from rollout_log.cli._output import print_facts, print_json
+from rollout_log.cli._progress import progress
+from rollout_log.recovery import Recovery, recover
+
+
+def run(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="The damaged log, which is left as it is.")],
+    new: Annotated[Path, typer.Argument(metavar="NEWLOG", help="A directory that does not exist yet.")],
+    *,
+    json: Json = False,
+) -> None:
+    found = Recovery()
+    for _ in progress("recover", recover(log, new, found), None):
+        pass
+    if json:
+        print_json(found)
+    else:
+        print_facts(
+            {
+                "read": f"{found.files:,} files, {found.bytes:,} bytes",
+                "unreadable": f"{found.unreadable_bytes:,} bytes",
+                "broken": f"{found.broken:,} blocks or chunks",
+                "recovered": f"{found.samples:,} samples, {found.events:,} events",
+                "of them damaged": f"{found.damaged_samples:,} ({found.nameless_samples:,} without a key)",
+                "lost": f"{found.lost_events:,} events, {found.lost_samples:,} samples, as far as is known",
+            }
+        )
+    if found.broken or found.unreadable_bytes or found.lost_events or found.lost_samples:
+        raise typer.Exit(1)
