@@ -59,8 +59,8 @@ class Settings(msgspec.Struct, frozen=True):
     """A sample that cannot be saved: FAILED and `remove_sample`, or an exception that ends the rollout."""
     resume: Literal["off", "continue"] = "off"
     """After a crash: whether unfinished samples of the log go on."""
-    keep: tuple[str, ...] = ()
-    """Large fields that are stored whole: `routed_experts`, `sampling_mask`, `images`."""
+    keep: tuple[Literal["routed_experts", "sampling_mask", "images"], ...] = ()
+    """Large parts that are stored whole; the others as length and hash."""
     strict: bool = False
     """True: an error of the log ends the run instead of a warning."""
 

@@ -11,7 +11,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Literal, final
@@ -72,6 +72,7 @@ class Log:
         max_bytes: int | None = None,
         archive: str | os.PathLike[str] | None = None,
         seal: bool = True,
+        keep: Collection[str] = (),
     ) -> Log:
         """Open a log for writing, and make it where there is none.
 
@@ -81,7 +82,7 @@ class Log:
         Rotated segments are sealed by a child process in the background, copied into the folder `archive`
         where one is given, and deleted, oldest first, while all segments together have more than
         `max_bytes` (default: 100 GB, or 20 % of what is free, the log itself included). `seal=False` does
-        none of that.
+        none of that. `keep`: large parts of frames and requests that are stored whole (`record.elision`).
 
         Raises `NotALog`, `LogTooNew`, `UnsafeFileSystem`, or `RecordingFailed` where nothing can be
         written; the caller decides whether to go on without recording.
@@ -103,6 +104,7 @@ class Log:
                     max_bytes=max_bytes,
                     archive=None if archive is None else Path(archive).absolute(),
                     seal=seal,
+                    keep=keep,
                 )
             log._start()
             log._references += 1
@@ -124,11 +126,13 @@ class Log:
         max_bytes: int | None,
         archive: Path | None,
         seal: bool,
+        keep: Collection[str],
     ) -> None:
         self.path = path
         self.run = path.name if run is None else run
         self.durability = durability
         self.strict = strict
+        self.keep = frozenset(keep)
         self._name = name
         self._window = window_ms / 1000
         self._max_bytes = cap_of(path) if max_bytes is None else max_bytes

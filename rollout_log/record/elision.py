@@ -18,7 +18,7 @@ import msgspec
 
 from rollout_log.events import Body, Delta, Event, Requested
 
-__all__ = ["KINDS", "elide"]
+__all__ = ["KINDS", "elide", "size_of"]
 
 KINDS = ("routed_experts", "sampling_mask", "images")
 """What can be kept whole."""
@@ -37,10 +37,17 @@ def elide(events: Sequence[Event], keep: Collection[str] = ()) -> Sequence[Event
     return [_elided(event, keep) for event in events]
 
 
+def size_of(event: Event) -> int:
+    """Return how many bytes of a response an event stands for, as far as elision changes it."""
+    if type(event) is Delta and event.raw is not None:
+        return len(event.raw)
+    return len(_bytes(event)) if type(event) is not Requested else 0
+
+
 def _bytes(event: Event) -> bytes:
     kind = type(event)
     if kind is Delta or kind is Body:
-        return event.data  # type: ignore[attr-defined]  # `kind is` does not narrow
+        return event.data  # type: ignore[attr-defined, no-any-return]  # `kind is` does not narrow
     return event.body if kind is Requested else b""  # type: ignore[attr-defined]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollout_log.errors import RecordingFailed
 from rollout_log.events import Body, Delta, End, Ended, Event, Marked, Reads, Responded, Tail
+from rollout_log.record.elision import elide, size_of
 from rollout_log.record.headers import safe_headers
 from rollout_log.sse import FrameSplitter
 
@@ -95,15 +96,13 @@ class Exchange:
             return
         self.ended = True
         now = self._now()
-        events: list[Event] = []
         if self._splitter is not None:
             if tail := self._splitter.tail():
-                events.append(Tail(self.number, tail))
+                self._take([Tail(self.number, tail)])
         elif self._body:
-            events.append(Body(self.number, b"".join(self._body), now))
+            self._take([Body(self.number, b"".join(self._body), now)])
             self._body = []
-        if self._sizes:
-            events.append(self._reads())
+        events: list[Event] = [self._reads()] if self._sizes else []
         events.append(Ended(self.number, how, detail, now))
         self._conclude(events)
 
@@ -144,7 +143,7 @@ class Exchange:
         """Hand events to the log. What it does not take from the response's length on is missing there."""
         sample = self.sample
         try:
-            if sample.write(events, summarized=summarized_at is not None):
+            if sample.write(self._elide(events), summarized=summarized_at is not None):
                 return
             self._recording = False
         except RecordingFailed:
@@ -153,6 +152,17 @@ class Exchange:
         except Exception as error:
             self._stop("recording", error)
         sample.miss(sample.rollout.length if summarized_at is None else summarized_at)
+
+    def _elide(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Leave out what the log does not keep, and take the bytes that go from the reads they came in."""
+        kept = elide(events, self.sample.kept)
+        if kept is not events:
+            gone = sum(map(size_of, events)) - sum(map(size_of, kept))
+            for i in range(len(self._sizes) - 1, -1, -1):
+                taken = min(gone, self._sizes[i])
+                self._sizes[i] -= taken
+                gone -= taken
+        return kept
 
     def _stop(self, what: str, error: Exception) -> None:
         """Recording never kills a run."""

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +31,7 @@ from rollout_log.events import (
 )
 from rollout_log.fold import Rollout
 from rollout_log.record.base import Start, start_of
+from rollout_log.record.elision import elide
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import safe_headers, safe_url
 from rollout_log.record.summary import summarize
@@ -66,6 +67,11 @@ class LiveSample:
     def key(self) -> str:
         """The sample's name in the log."""
         return self.opened.key
+
+    @property
+    def kept(self) -> Collection[str]:
+        """The large parts that the log keeps whole; see `elision`."""
+        return getattr(self._log, "keep", ())
 
     @property
     def busy(self) -> bool:
@@ -236,7 +242,7 @@ class Samples:
         made_up = sample.make_up(start.keep)
         for event in events:
             rollout.apply(event)
-        if sample.write([*made_up, *events], summarized=True):
+        if sample.write(elide([*made_up, *events], sample.kept), summarized=True):
             return True
         sample.miss(made_up[0].base if made_up else start.keep)
         return False

@@ -215,6 +215,7 @@ def _open_log(settings: Settings, run: str) -> Log | None:
             strict=settings.strict,
             max_bytes=settings.max_bytes,
             archive=settings.archive,
+            keep=settings.keep,
         )
     except (RolloutLogError, OSError) as error:
         if settings.strict:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rollout_log.errors import RecordingFailed
-from rollout_log.events import Closed, Opened, Requested, restore_body
+from rollout_log.events import Closed, Delta, Opened, Reads, Requested, restore_body
 from rollout_log.fold import fold
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.samples import Samples
@@ -297,3 +297,22 @@ def test_a_strict_log_raises():
     exchange = client.begin([1, 2])
     with pytest.raises(RecordingFailed, match="disk full"):
         exchange.feed(frame([11]))
+
+
+def test_what_the_log_does_not_keep_is_cut_there_and_not_in_the_sample():
+    log = Listening()
+    samples = Samples(log)  # type: ignore[arg-type]
+    experts = "QUJD" * 2000
+    exchange = samples.request("k", path=PATH, body=body([1, 2]))
+    exchange.respond(200, SSE)
+    choice = {"index": 0, "token_ids": [11], "finish_reason": "stop", "routed_experts": experts}
+    data = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+    for part in (data[:100], data[100:]):
+        exchange.feed(part)
+    exchange.end("eof")
+    assert exchange.rollout.choice().routed_experts == experts
+    delta = next(event for event in log.events if isinstance(event, Delta))
+    reads = next(event for event in log.events if isinstance(event, Reads))
+    assert len(delta.data) < 400
+    assert sum(reads.sizes) == len(b"data: " + delta.data + b"\n\n")
+    assert fold(enumerate(log.events)).choice().token_ids == [11]
