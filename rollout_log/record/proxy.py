@@ -23,7 +23,7 @@ from rollout_log.engines import dialect_for
 from rollout_log.errors import RecordingFailed
 from rollout_log.events import End
 from rollout_log.http_server import Header, Request, Responder, Server, serve
-from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
+from rollout_log.record.headers import BASE_HEADER, KEY_HEADER, safe_url
 from rollout_log.record.samples import Samples
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Proxy:
     def __init__(self, samples: Samples, upstream: str) -> None:
         url = httpx.URL(upstream)
         if url.scheme not in {"http", "https"} or not url.host or url.userinfo or url.query:
-            raise ValueError(f"{upstream!r} is no upstream: give a URL like http://127.0.0.1:8000")
+            raise ValueError(f"{safe_url(upstream)!r} is no upstream: give a URL like http://127.0.0.1:8000")
         self._upstream = str(url).rstrip("/")
         self._samples = samples
         https = url.scheme == "https"  # without it, no time goes into loading certificates
