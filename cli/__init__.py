@@ -42,6 +42,7 @@ VERBS = {
     "prune": "Delete the oldest segments, by size, step or age, and say what went.",
     "recover": "Save what a damaged log still has into a new one, and count what is lost.",
     "schema": "Print the JSON Schema of what a verb prints with --json.",
+    "completion": "Print what makes a shell complete verbs, options and files.",
     "version": "Print the version of rollout-log.",
 }
 """Verb -> what it does, in the order of the help. Static, so that the help imports nothing."""
