@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,10 @@ from rollout_log.log.retention import size_of
 
 __all__ = ["Done", "Keeper", "Plan", "run_child"]
 
+SLACK = 1.25
+"""How far above the cap a log may be while it is being sealed; beyond that, deleting does not wait for it."""
+ENDED = 143
+"""Exit status of a child that was told to end."""
 _PATIENCE_S = 10
 """For a child that was told to end."""
 
@@ -87,6 +92,8 @@ class Keeper:
             return
         with self._lock:
             self._active = active
+            if self._child is not None and self._is_behind():
+                self._child.terminate()  # the next one deletes first
             if self._busy or self._stopped:
                 return
             thread = threading.Thread(target=self._run, name="rollout-log-keeper", daemon=True)
@@ -111,6 +118,11 @@ class Keeper:
         """Block until everything that was asked for is done."""
         if self._thread is not None:
             self._thread.join()
+
+    def _is_behind(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.max_bytes is not None and size_of(self.folder.parent) > self.max_bytes * SLACK
+        return False
 
     def _run(self) -> None:
         while True:
@@ -183,6 +195,6 @@ def _read(child: subprocess.Popen[bytes]) -> Iterator[Done]:
             except msgspec.DecodeError:  # a traceback
                 last = line
     status = child.wait()
-    if status:
+    if status not in {0, -signal.SIGTERM, ENDED}:
         detail = f"the process that seals ended with {status}: {last.decode(errors='replace').strip()}"
         yield Done("failed", str(child.args[-1]), detail=detail)  # type: ignore[index]  # a list, see `_start`

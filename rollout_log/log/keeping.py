@@ -18,8 +18,8 @@ import msgspec
 from rollout_log.errors import RolloutLogError
 from rollout_log.log.archive import archive_folder
 from rollout_log.log.directory import hold_folder, segment_number
-from rollout_log.log.keeper import Done, Plan
-from rollout_log.log.retention import prune
+from rollout_log.log.keeper import ENDED, SLACK, Done, Plan
+from rollout_log.log.retention import prune, size_of
 from rollout_log.log.sealing import seal
 
 __all__ = ["keep", "main"]
@@ -27,12 +27,13 @@ __all__ = ["keep", "main"]
 
 def keep(plan: Plan) -> Iterator[Done]:
     """Do what a plan says, in this process."""
-    yield from _prune(plan)
+    yield from _prune(plan, SLACK)  # sealing is behind: the disk goes before the archive
     for path in sorted(plan.folder.glob("segment-*.rlog"), key=segment_number):
         if plan.active is not None and segment_number(path) >= plan.active:
             continue
         yield from _seal(path)
         yield from _archive(plan)
+        yield from _prune(plan)
     yield from _archive(plan)
     yield from _prune(plan)
 
@@ -62,10 +63,10 @@ def _archive(plan: Plan) -> Iterator[Done]:
         yield Done("failed", str(plan.archive), detail=f"{plan.folder} cannot be copied there: {error}")
 
 
-def _prune(plan: Plan) -> Iterator[Done]:
-    if plan.max_bytes is None:
-        return
+def _prune(plan: Plan, slack: float = 1.0) -> Iterator[Done]:
     log = plan.folder.parent
+    if plan.max_bytes is None or size_of(log) <= plan.max_bytes * slack:
+        return
     mine = None if plan.active is None else plan.folder.name
     try:
         for gone in prune(log, keep_bytes=plan.max_bytes, mine=mine):
@@ -79,7 +80,7 @@ def main(argument: str) -> None:
     """What the child does."""
     with contextlib.suppress(OSError):
         os.nice(19)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # drafts are removed on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ENDED))  # drafts are removed on the way out
     plan = msgspec.json.decode(argument, type=Plan, dec_hook=lambda kind, value: kind(value))
     for done in keep(plan):
         print(msgspec.json.encode(done).decode(), flush=True)  # noqa: T201 - how the child answers
