@@ -1,7 +1,6 @@
-"""Make the pictures of the report in docs/images: `python docs/screenshots.py`.
+"""Make the pictures of the report in docs/images: `python docs/screenshots.py [LOG]`.
 
-Takes Chromium and its driver (Debian's `chromium` and `chromium-driver`) and selenium. The step is the
-demo's first, recorded anew, so the pictures differ a little each time.
+Takes a browser (`tests/browser.py`). LOG is one that `make demo` left; without it the demo is recorded anew.
 """
 
 from __future__ import annotations
@@ -20,7 +19,13 @@ from selenium.webdriver.support.ui import WebDriverWait
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples")]
 
-from browser import browser  # noqa: E402 - found by the line above
+import demo  # noqa: E402 - found by the line above
+
+from browser import browser  # noqa: E402 - the same
+from rollout_log.cli import main as command  # noqa: E402 - the same
+
+KEY = "t14"
+"""An error, a retry, a cut and a resumption."""
 
 
 def open_report(driver: Chrome, page: Path, key: str | None = None) -> None:
@@ -43,7 +48,7 @@ def main(page: Path, key: str, into: Path) -> None:
     """Take the four pictures."""
     into.mkdir(parents=True, exist_ok=True)
     for name, width, height, dark, sample in (
-        ("overview", 1280, 900, False, None),
+        ("overview", 1280, 1130, False, None),
         ("sample", 1440, 1100, False, key),
         ("dark", 1440, 1100, True, key),
         ("phone", 375, 812, False, None),
@@ -54,14 +59,18 @@ def main(page: Path, key: str, into: Path) -> None:
             driver.save_screenshot(str(into / f"report-{name}.png"))
 
 
-if __name__ == "__main__":
-    import demo
-
-    from rollout_log.cli import main as command
-
+def run() -> None:
+    """Write the report of the demo's first step, and take its pictures."""
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
         log, page = Path(directory, "log"), Path(directory, "report.html")
-        resumed = asyncio.run(demo.main(log))
+        if sys.argv[1:]:
+            log = Path(sys.argv[1])
+        else:
+            asyncio.run(demo.main(log))
         with contextlib.suppress(SystemExit):
             command(["report", str(log), "--step", "0", "-o", str(page)])
-        main(page, resumed, ROOT / "docs" / "images")
+        main(page, KEY, ROOT / "docs" / "images")
+
+
+if __name__ == "__main__":
+    run()

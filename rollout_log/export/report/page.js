@@ -64,7 +64,7 @@ function showLegend() {
   document.getElementById("legend").append(
     swatch("good", "finished"), swatch("abort", "aborted, cancelled"), swatch("cut", "reset, timeout, no end"), swatch("error", "error"),
     swatch("open", "open, superseded"), swatch("wait", "before the first token"),
-    ...[["▶", "resumed"], ["↺", "retried"], ["❘", "abort"], ["✕", "failure"], ["◆", "mark"], ["!", "problem"]].map(([sign, text]) =>
+    ...[["▶", "resumed"], ["↻", "retried"], ["❘", "abort"], ["✕", "failure"], ["◆", "mark"], ["!", "problem"]].map(([sign, text]) =>
       make("span", { className: "key" }, make("b", {}, sign), text)));
 }
 
