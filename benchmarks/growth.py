@@ -1,0 +1,111 @@
+"""Growth (target 8): does a token cost the same in long samples and among many, and what does a stream hold?
+
+`Exchange.feed` with a log, without HTTP: chunks of one event to many open requests in turn.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.frames import BODY, PATH, chunks
+from benchmarks.measure import Row
+from rollout_log.log import Log
+from rollout_log.record.exchange import Exchange
+from rollout_log.record.samples import Samples
+
+__all__ = ["rows"]
+
+AT_ONCE = 4096
+"""Tokens between two commits, whatever the number of streams."""
+
+
+def opened(log: Log | None, streams: int) -> list[Exchange]:
+    """Open that many streams."""
+    samples, body = Samples(log), msgspec.json.encode(BODY)
+    found = []
+    for place in range(streams):
+        exchange = samples.request(f"{place}-{time.monotonic_ns()}", path=PATH, body=body)
+        exchange.respond(200, [("content-type", "text/event-stream")])
+        found.append(exchange)
+    return found
+
+
+def feed(exchanges: list[Exchange], tokens: int, log: Log) -> float:
+    """Feed tokens to the streams in turn; return CPU seconds per token, commits included."""
+    data, streams = chunks(1), len(exchanges)
+    start = time.process_time()
+    for place in range(tokens):
+        exchanges[place % streams].feed(data[place % AT_ONCE])
+        if place % AT_ONCE == AT_ONCE - 1:
+            log.flush_sync()
+    return (time.process_time() - start) / max(tokens, 1)
+
+
+def lengths(log: Log, *, quick: bool) -> Iterator[Row]:
+    """Yield what a token costs late in a long sample."""
+    marks = [1024, 4096, 16_384, 131_072] if not quick else [1024, 4096]
+    costs: dict[int, list[float]] = {mark: [] for mark in marks}
+    for _ in range(1 if quick else 5):
+        (exchange,) = opened(log, 1)
+        done = 0
+        for mark in marks:
+            # The last 1,024 tokens before each mark are measured, the others only fed.
+            feed([exchange], mark - 1024 - done, log)
+            costs[mark].append(feed([exchange], 1024, log))
+            done = mark
+    for mark in marks[1:]:
+        ratio = statistics.median(costs[mark]) / statistics.median(costs[1024])
+        yield Row("8", f"CPU per token at {mark:,} tokens", "at 1,024 tokens", ratio, 1.1)
+
+
+def widths(log: Log, *, quick: bool) -> Iterator[Row]:
+    """Yield what a token costs among many streams."""
+    counts = [1, 64, 512, 4096] if not quick else [1, 64]
+    streams = {count: opened(log, count) for count in counts}
+    costs: dict[int, list[float]] = {count: [] for count in counts}
+    for turn in range(2 if quick else 6):
+        for count, exchanges in streams.items():
+            cost = feed(exchanges, AT_ONCE * 2, log)
+            if turn:
+                costs[count].append(cost)
+    for count in counts[1:]:
+        ratio = statistics.median(costs[count]) / statistics.median(costs[1])
+        yield Row("8", f"CPU per token of {count:,} streams", "of one", ratio, 1.1)
+
+
+def memory(*, quick: bool) -> Iterator[Row]:
+    """Yield what an open stream holds in memory, without what waits for the disk."""
+    streams = 20 if quick else 200
+    data = chunks(1)
+    for tokens in (0, 1024, 8192):
+        gc.collect()
+        tracemalloc.start()
+        exchanges = opened(None, streams)
+        for exchange in exchanges:
+            for place in range(tokens):
+                exchange.feed(data[place % 4096])
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        yield Row(
+            "8", f"memory of an open stream, {tokens:,} tokens", "nothing", held / streams / 1e3, unit="kB"
+        )
+
+
+def rows(*, quick: bool = False) -> Iterator[Row]:
+    """Measure target 8."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Log.open(Path(folder) / "log", durability="window", window_ms=3_600_000) as log,
+    ):
+        yield from lengths(log, quick=quick)
+        yield from widths(log, quick=quick)
+    yield from memory(quick=quick)

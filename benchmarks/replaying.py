@@ -1,0 +1,120 @@
+"""Replay (target 7): reading a recording inside the client, and from the server in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from benchmarks.frames import BODY, PATH, chunks
+from benchmarks.measure import Row, median_ratio
+from benchmarks.server import engine
+from rollout_log.log import Log
+from rollout_log.record.samples import Samples
+from rollout_log.replay import ReplayTransport, serve_replay
+
+__all__ = ["rows"]
+
+TOKENS = 4096
+
+
+def record(path: Path, samples: int) -> None:
+    """Write samples of one event a read, each with a prompt of its own."""
+    with Log.open(path, durability="window") as log:
+        live = Samples(log)
+        for place in range(samples):
+            body = {**BODY, "token_ids": [place, *BODY["token_ids"]]}  # type: ignore[misc]
+            exchange = live.request(f"sample-{place}", path=PATH, body=msgspec.json.encode(body))
+            exchange.respond(200, [("content-type", "text/event-stream")])
+            for chunk in chunks(1, TOKENS):
+                exchange.feed(chunk)
+            exchange.end("eof")
+
+
+async def read(client: httpx.AsyncClient, url: str, place: int) -> int:
+    """Read one stream; return its bytes."""
+    body = {**BODY, "token_ids": [place, *BODY["token_ids"]]}  # type: ignore[misc]
+    size = 0
+    async with client.stream("POST", url, json=body) as response:
+        response.raise_for_status()
+        async for chunk in response.aiter_raw():
+            size += len(chunk)
+    return size
+
+
+async def transport(path: Path, live_url: str, runs: int) -> float:
+    """Return CPU of reading live over loopback ÷ that of reading the recording."""
+    async with httpx.AsyncClient(timeout=None, trust_env=False) as live:
+        replayed, streamed = [], []
+        for _ in range(runs + 1):
+            async with httpx.AsyncClient(transport=ReplayTransport(path)) as client:
+                start = time.process_time()
+                await read(client, f"http://engine{PATH}", 0)
+                replayed.append(time.process_time() - start)
+            start = time.process_time()
+            await read(live, f"{live_url}{PATH}?tokens={TOKENS}&chunk=1", 0)
+            streamed.append(time.process_time() - start)
+    return median_ratio(streamed[1:], replayed[1:])
+
+
+@contextmanager
+def replay_server(path: Path) -> Iterator[str]:
+    """Serve a log in another process; yields its URL."""
+    command = [sys.executable, "-m", "benchmarks.replaying", str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.communicate()
+
+
+async def rate(url: str, samples: int) -> float:
+    """Return events a second that a client gets that drains many streams at once."""
+    async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+        start = time.monotonic()
+        await asyncio.gather(*(read(client, url, place) for place in range(samples)))
+        return samples * TOKENS / (time.monotonic() - start)
+
+
+async def main(path: str) -> None:
+    """Serve a log until standard input is closed."""
+    async with serve_replay(path) as server:
+        print(server.url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+def rows(*, quick: bool = False) -> Iterator[Row]:
+    """Measure target 7."""
+    samples = 2 if quick else 16
+    with engine() as url, tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        record(log, samples)
+        faster = asyncio.run(transport(log, url, 1 if quick else 7))
+        yield Row(
+            "7",
+            "reading from the replay transport, times faster",
+            "live over loopback",
+            faster,
+            5.0,
+            at_least=True,
+        )
+
+        with replay_server(log) as replay_url:
+            replay = asyncio.run(rate(f"{replay_url}{PATH}", samples))
+        live = asyncio.run(rate(f"{url}{PATH}?tokens={TOKENS}&chunk=1", samples))
+        what = "replay server to one draining httpx client"
+        yield Row("7", what, "wall clock", replay, 50_000, "events/s", at_least=True)
+        yield Row("7", f"{what}, speed", "bare server, same client", replay / live)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
