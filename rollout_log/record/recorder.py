@@ -68,6 +68,8 @@ class Call(msgspec.Struct, kw_only=True):
     """Whether the run aborts: asked between reads and at least every second. Nothing is retried then."""
     stop_grace_s: float = 0.0
     """How long a stream may go on once the run aborts, so that the engine can say its last word."""
+    on_chunk: Callable[[bytes], None] | None = None
+    """Called with every read of a response, before it is folded."""
     on_read: Callable[[Rollout], None] | None = None
     """Called when a request begins and after every read, before anything is awaited again."""
 
@@ -123,13 +125,13 @@ class Recorder:
         if dialect is None:
             url = safe_url(call.url)
             raise RolloutLogError(f"sample {call.key!r}: {url} is no path an engine generates on")
-        base, cause, body = call.base, call.cause, call.body
+        key, base, cause, body = call.key, call.base, call.cause, call.body
         prompt_and_kept = list(dialect.read_request(_encode(body)).token_ids or ())
         first_base: int | None = None
         attempt = fruitless = 0
         while True:
-            exchange = self._begin(call, body, base, cause)
-            rollout = exchange.rollout
+            exchange = self._begin(call, key, body, base, cause)
+            key, rollout = exchange.key, exchange.rollout  # a retry stays with the sample, child or not
             request = rollout.requests[-1]
             if first_base is None:
                 first_base = request.base
@@ -183,11 +185,13 @@ class Recorder:
 
     # Parts
 
-    def _begin(self, call: Call, body: Mapping[str, Any], base: int | None, cause: Cause | None) -> Exchange:
+    def _begin(
+        self, call: Call, key: str, body: Mapping[str, Any], base: int | None, cause: Cause | None
+    ) -> Exchange:
         version = call.weight_version() if callable(call.weight_version) else call.weight_version
         parts = urlsplit(call.url)
         return self.samples.request(
-            call.key,
+            key,
             path=parts.path + (f"?{parts.query}" if parts.query else ""),
             url=call.url,
             headers=call.headers.items(),
@@ -251,6 +255,8 @@ class Recorder:
         ) as response:
             exchange.respond(response.status_code, response.headers.multi_items(), response.http_version)
             async for chunk in response.aiter_raw():
+                if call.on_chunk is not None:
+                    call.on_chunk(chunk)
                 exchange.feed(chunk)
                 watchdog.touch()
                 if on_read is not None:
@@ -342,10 +348,10 @@ def _stopper(call: Call) -> Callable[[], bool] | None:
 
 def _is_finished(rollout: Rollout) -> bool:
     """Whether the engine has given every choice a finish reason other than an abort."""
-    return all(
-        choice.finish_reason is not None and choice.finish_reason not in ("abort", "cancelled")
-        for choice in rollout.choices.values()
-    )
+    for choice in rollout.choices.values():  # asked at every read: `all(…)` costs twice as much
+        if choice.finish_reason is None or choice.finish_reason in ("abort", "cancelled"):
+            return False
+    return True
 
 
 def _sampling(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,6 +147,32 @@ async def test_what_passes_is_retried(failure):
     assert len(rollout.requests) == 3
 
 
+async def test_a_child_is_retried_as_the_child_it_is():
+    async with Served(WHOLE, CUT, REST, RawStream(500), WHOLE) as served:
+        await served.generate()
+        other = {**body(), "token_ids": [7, 8]}
+        child = await served.generate(other, weight_version="7")
+        another = await served.generate({**body(), "token_ids": [5]})
+        parent = served.recorder.samples.get("k").rollout
+    assert (child.opened.key, child.prompt_token_ids, child.choice().token_ids) == ("k~2", [7, 8], [11, 12, 13])
+    assert causes(child) == [(0, "first", "reset"), (2, "retry", "finished")]
+    assert causes(another) == [(0, "first", "http_error"), (0, "retry", "finished")]
+    assert parent.choice().token_ids == [21, 22]
+
+
+async def test_a_retry_beside_an_open_request_leaves_that_alone():
+    slow = RawStream(body=frame([31]), end="hang")
+    async with Served(slow, RawStream(500), WHOLE) as served:
+        came = asyncio.Event()
+        task = asyncio.create_task(served.generate(on_read=lambda rollout: rollout.length and came.set()))
+        await came.wait()
+        beside = await served.generate()
+        first = served.recorder.samples.get("k")
+        assert (first.busy, first.rollout.choice().token_ids) == (True, [31])
+        task.cancel()
+    assert (beside.opened.key, beside.choice().token_ids) == ("k~2", [21, 22])
+
+
 @pytest.mark.parametrize(
     "refusal",
     [
