@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import httpx
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from engine.environment import EngineUnavailable, engine_python, router_program
 from engine.server import Engine, Router
+from rollout_log.fold import Rollout
+from rollout_log.log import Log, LogReader
+from rollout_log.record.proxy import serve_proxy
 
 _missing = pytest.StashKey[str]()
 
@@ -27,9 +33,12 @@ def installed(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A running vLLM; a test that kills or configures one starts its own."""
-    with Engine(log=tmp_path_factory.mktemp("engine") / "engine.log") as engine:
+def engine(
+    request: pytest.FixtureRequest, installed: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """A running vLLM, one at a time; a module may ask for another command line by parametrising this."""
+    arguments = getattr(request, "param", ())
+    with Engine(*arguments, log=tmp_path_factory.mktemp("engine") / "engine.log") as engine:
         yield engine
 
 
@@ -40,10 +49,36 @@ def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield router
 
 
-@pytest.fixture(params=["direct", "router"])
+@dataclass
+class Proxy:
+    """A running recording proxy, and what it records."""
+
+    url: str
+    log: Log
+
+    def rollout(self, key: str) -> Rollout:
+        """Fold what the log has of a sample by now."""
+        self.log.flush_sync()
+        with LogReader.open(self.log.path) as reader:
+            return reader.rollout(key)
+
+
+@pytest.fixture(scope="session")
+def proxy(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A recording proxy in front of `engine`, on an event loop of its own."""
+    with (
+        contextlib.closing(Log.open(tmp_path_factory.mktemp("proxy") / "log")) as log,
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serve_proxy(log, engine.url)) as server,
+    ):
+        yield Proxy(server.url, log)
+
+
+@pytest.fixture(params=["direct", "router", "proxy"])
 def url(request: pytest.FixtureRequest, engine: Engine) -> str:
-    """Where requests go: to the engine itself, and through the router."""
-    server: Engine | Router = engine if request.param == "direct" else request.getfixturevalue("router")
+    """Where requests go: to the engine itself, through the router, through the recording proxy."""
+    name = "engine" if request.param == "direct" else request.param
+    server: Engine | Router | Proxy = request.getfixturevalue(name)
     return server.url
 
 

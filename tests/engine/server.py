@@ -12,11 +12,12 @@ Everything ends with the test run, however that ends: see `guard`.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,16 @@ from engine.environment import engine_python, router_program
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MODEL", "Engine", "Router", "Server"]
+__all__ = ["MODEL", "SPECULATION", "Engine", "Router", "Server"]
 
 MODEL = Path(__file__).with_name("model")
+SPECULATION = (
+    "--speculative-config",
+    '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+    "--per-request-spec-decode-metrics",
+    "summary",
+)
+"""For `Engine`: drafts out of the tokens so far, and figures about them on the usage frame."""
 READY_S = 300.0
 """The longest a server may take until `/health` answers; an engine usually takes 20 to 35 s."""
 
@@ -145,6 +153,12 @@ class Engine(Server):
         }
         super().__init__(command, port=port, log=log, environ=environ)
 
+    def kill_core(self) -> None:
+        """Kill the process that computes (`kill -9`), and leave the one that serves HTTP alone."""
+        assert self._guard is not None
+        (core,) = (pid for pid in _descendants(self._guard.pid) if _name(pid).startswith("VLLM::EngineCor"))
+        os.kill(core, signal.SIGKILL)
+
 
 class Router(Server):
     """vllm-router in front of the engines at `urls`."""
@@ -168,6 +182,18 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below a process."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            yield child
+            yield from _descendants(child)
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()
 
 
 def _environ() -> dict[str, str]:

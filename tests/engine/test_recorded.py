@@ -6,34 +6,20 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.folded import told
 from engine.server import Engine
-from engine.wire import GENERATE, PROMPT, Answer, ask, body
+from engine.wire import GENERATE, GREEDY, PROMPT, ask_all, body, mixture
 from rollout_log.fold import Rollout
 from rollout_log.log import Log, LogReader
 from rollout_log.record import Recorder
-from rollout_log.record.proxy import serve_proxy
 from rollout_log.record.retry import Backoff
 
 pytestmark = pytest.mark.engine
-
-SAMPLED = {"temperature": 1.0, "ignore_eos": True}
-GREEDY = {"temperature": 0.0, "ignore_eos": True}
-KINDS: list[dict[str, Any]] = [
-    SAMPLED | {"max_tokens": 64},
-    SAMPLED | {"max_tokens": 1},
-    SAMPLED | {"max_tokens": 64, "logprobs": 5},
-    SAMPLED | {"max_tokens": 64, "stream_interval": 8},
-    SAMPLED | {"max_tokens": 32, "n": 2},
-    GREEDY | {"max_tokens": 64},
-    {"max_tokens": 300, "temperature": 1.0},
-    {"max_tokens": 300, "temperature": 1.0, "stop_token_ids": [198]},
-]
 
 
 @pytest.fixture
@@ -42,35 +28,17 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.fixture(params=["direct", "router", "proxy"])
-async def where(request, engine, router, tmp_path) -> AsyncIterator[str]:
-    """Where requests go; the recording proxy keeps a log of its own."""
-    if request.param == "proxy":
-        with contextlib.closing(Log.open(tmp_path / "proxied")) as log:
-            async with serve_proxy(log, engine.url) as proxy:
-                yield proxy.url
-    else:
-        yield (engine if request.param == "direct" else router).url
-
-
-async def test_64_streams_are_recorded_as_returned_as_answered(where, engine, client, tmp_path):
-    requests = {
-        f"s{number}": body(prompt=PROMPT[: 3 + number % 16], seed=number, **KINDS[number % len(KINDS)])
-        for number in range(64)
-    }
+async def test_64_streams_are_recorded_as_returned_as_answered(url, engine, client, tmp_path):
+    requests = mixture(64)
     with contextlib.closing(Log.open(tmp_path / "log")) as log:
         async with Recorder(log, client) as recorder:
-            calls = [
-                recorder.generate(key, where + GENERATE, request, headers={"x-session-id": key})
-                for key, request in requests.items()
-            ]
+            calls = [recorder.generate(key, url + GENERATE, request) for key, request in requests.items()]
             returned = await asyncio.gather(*calls)
-    answered = await asyncio.to_thread(_ask_all, engine, list(requests.values()))
-    assert [_told(rollout) for rollout in returned] == answered
+    answered = await asyncio.to_thread(ask_all, engine.url, list(requests.values()))
+    assert [told(rollout) for rollout in returned] == answered
     assert [problem for rollout in returned for problem in rollout.problems] == []
-    for path in tmp_path.iterdir():
-        with LogReader.open(path) as reader:
-            assert [_told(reader.rollout(key)) for key in requests] == answered
+    with LogReader.open(tmp_path / "log") as reader:
+        assert [told(reader.rollout(key)) for key in requests] == answered
 
 
 @pytest.mark.parametrize("how", ["inference", "all", "pause", "cancel", "stop"])
@@ -91,18 +59,18 @@ async def test_a_generation_cut_and_resumed_equals_one_that_was_not(how, url, en
                 assert rollout.status == ("truncated" if last else "aborted")
                 cuts.append(len(kept))
                 kept = list(rollout.choice().token_ids)
-    (whole,) = await asyncio.to_thread(_ask_all, engine, [body(**GREEDY, max_tokens=len(kept))])
-    assert _told(rollout) == whole
+    (whole,) = await asyncio.to_thread(ask_all, engine.url, [body(**GREEDY, max_tokens=len(kept))])
+    assert told(rollout) == whole
     assert [request.base for request in rollout.requests] == cuts == sorted(cuts)
     with LogReader.open(tmp_path / "log") as reader:
-        assert _told(reader.rollout("k")) == whole
+        assert told(reader.rollout("k")) == whole
 
 
 async def test_kill_9_of_the_engine_loses_and_doubles_no_token(engine, router, client, tmp_path):
     requests = {
         f"s{number}": body(prompt=PROMPT[: 3 + number], **GREEDY, max_tokens=700) for number in range(16)
     }
-    answered = await asyncio.to_thread(_ask_all, engine, list(requests.values()))
+    answered = await asyncio.to_thread(ask_all, engine.url, list(requests.values()))
     lengths = dict.fromkeys(requests, 0)
     under_way = asyncio.Event()
 
@@ -134,11 +102,11 @@ async def test_kill_9_of_the_engine_loses_and_doubles_no_token(engine, router, c
             assert not any(task.done() for task in tasks)
             await asyncio.to_thread(engine.start)
             returned = await asyncio.wait_for(asyncio.gather(*tasks), 120)
-    assert [_told(rollout) for rollout in returned] == answered
+    assert [told(rollout) for rollout in returned] == answered
     # Not one began anew: each went on from what it had, and nothing it had was thrown away.
     assert all(rollout.requests[-1].base >= 20 and rollout.discarded == 0 for rollout in returned)
     with LogReader.open(tmp_path / "log") as reader:
-        assert [_told(reader.rollout(key)) for key in requests] == answered
+        assert [told(reader.rollout(key)) for key in requests] == answered
 
 
 class _Call:
@@ -183,20 +151,3 @@ async def _abort(client: httpx.AsyncClient, engine: Engine, how: str, call: _Cal
     else:
         named = {"request_ids": [f"generate-tokens-{call.request['request_id']}"]}
         (await client.post(f"{engine.url}/inference/v1/abort_requests", json=named)).raise_for_status()
-
-
-def _ask_all(engine: Engine, requests: list[dict[str, Any]]) -> list[dict[int, Answer]]:
-    """Ask the engine for the same without streaming, all at once."""
-    with (
-        httpx.Client(timeout=300.0, limits=httpx.Limits(), trust_env=False) as http,
-        ThreadPoolExecutor(len(requests)) as pool,
-    ):
-        return list(pool.map(lambda request: ask(http, engine.url, request), requests))
-
-
-def _told(rollout: Rollout) -> dict[int, Answer]:
-    """What a rollout says, in the terms of the wire."""
-    return {
-        index: Answer(list(choice.token_ids), list(choice.logprobs), choice.finish_reason, choice.stop_reason)
-        for index, choice in rollout.choices.items()
-    }

@@ -8,18 +8,45 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-__all__ = ["GENERATE", "PROMPT", "Answer", "ask", "body", "frames", "read", "stream"]
+__all__ = [
+    "GENERATE",
+    "GREEDY",
+    "PROMPT",
+    "SAMPLED",
+    "Answer",
+    "ask",
+    "ask_all",
+    "body",
+    "frames",
+    "mixture",
+    "read",
+    "stream",
+]
 
 GENERATE = "/inference/v1/generate"
 PROMPT = [8183, 525, 362, 1449, 198, 1560, 3384, 341, 945, 559, 26, 705, 707, 1247, 452, 329, 800, 855, 452]
 """`<|im_start|>user …`, 19 tokens."""
 
 JSON = dict[str, Any]
+
+SAMPLED: JSON = {"temperature": 1.0, "ignore_eos": True}
+GREEDY: JSON = {"temperature": 0.0, "ignore_eos": True}
+_KINDS: list[JSON] = [
+    SAMPLED | {"max_tokens": 64},
+    SAMPLED | {"max_tokens": 1},
+    SAMPLED | {"max_tokens": 64, "logprobs": 5},
+    SAMPLED | {"max_tokens": 64, "stream_interval": 8},
+    SAMPLED | {"max_tokens": 32, "n": 2},
+    GREEDY | {"max_tokens": 64},
+    {"max_tokens": 300, "temperature": 1.0},
+    {"max_tokens": 300, "temperature": 1.0, "stop_token_ids": [198]},
+]
 
 
 @dataclass
@@ -49,6 +76,14 @@ def body(*, prompt: list[int] = PROMPT, stream: bool = True, **sampling: Any) ->
         "sampling_params": params,
         "stream": stream,
         **({"stream_options": {"include_usage": True}} if stream else {}),
+    }
+
+
+def mixture(count: int) -> dict[str, JSON]:
+    """Return requests of every kind, by key; prompts and seeds differ."""
+    return {
+        f"s{number}": body(prompt=PROMPT[: 3 + number % 16], seed=number, **_KINDS[number % len(_KINDS)])
+        for number in range(count)
     }
 
 
@@ -91,3 +126,12 @@ def ask(http: httpx.Client, url: str, request: JSON) -> dict[int, Answer]:
     response = http.post(url + GENERATE, json=plain)
     assert response.status_code == 200, response.text
     return read([response.json()])
+
+
+def ask_all(url: str, requests: list[JSON]) -> list[dict[int, Answer]]:
+    """Return the answers to many requests, not streamed, asked all at once."""
+    with (
+        httpx.Client(timeout=300.0, limits=httpx.Limits(), trust_env=False) as http,
+        ThreadPoolExecutor(len(requests)) as pool,
+    ):
+        return list(pool.map(lambda request: ask(http, url, request), requests))
