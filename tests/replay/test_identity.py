@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import islice
 
 import httpx
 import pytest
@@ -81,7 +82,9 @@ async def test_every_capture(way):
 async def test_every_case(way, name):
     source, into = MemoryLog(), MemoryLog()
     case = cases.load(name)
-    for number, streams in enumerate(case.variants()):
+    # Every way to cut a stream in two goes without a socket; through one, each eighth does.
+    step = 1 if way is through_transport else 8
+    for number, streams in enumerate(islice(case.variants(), 0, None, step)):
         record_case(source, f"k{number}", case, streams)
     async with way(source, into) as client:
         await asyncio.wait_for(replay(source, client), 120)
