@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from recorded import Writer, frame
+from recorded import PATH, Writer, frame
 from rollout_log.errors import LogDamaged
+from rollout_log.events import Delta, Ended, Event, Opened, Requested
 from rollout_log.export.report import Report, by_interest
+from rollout_log.export.report.arrivals import follow
 from rollout_log.export.report.page import pack
 from rollout_log.export.report.vocabulary import Vocabulary
 from rollout_log.log import LogReader
+from rollout_log.sources import open_source
+from rollout_log.view import view
+from stored import store
 
 TEXTS = {1: "a", 2: " b", 3: "\ufffd", 4: "\ufffd", 21: "x", 22: "</script>", 23: "y", 24: "z"}
 
@@ -29,6 +34,18 @@ def decode(token_ids) -> str:
 
 def unpack(packed: str) -> Any:
     return json.loads(zlib.decompress(base64.b64decode(packed), -15))
+
+
+def data(*ids: int) -> bytes:
+    """What a frame of these tokens holds."""
+    return frame(*ids).removeprefix(b"data: ").strip()
+
+
+def request(number: int, *frames: bytes, base: int = 0, sent_unix_ns: int = 0) -> list[Event]:
+    """A request whose connection is lost after its frames, a second apart."""
+    asked = Requested(number, base, "first", "vllm", "POST", PATH, b"{}", sent_unix_ns=sent_unix_ns)
+    deltas = [Delta(number, frame, 10**6 * i) for i, frame in enumerate(frames, 1)]
+    return [asked, *deltas, Ended(number, "reset", None, 10**7)]
 
 
 class Page:
@@ -181,3 +198,39 @@ def test_a_vocabulary_gives_each_token_its_text_within_a_text():
     assert vocabulary.add([1, 2, 3, 4, 3]) == {2: "", 3: "", 4: "é\ufffd"}
     assert vocabulary.texts == {1: "a", 2: " b", 3: "\ufffd", 4: "\ufffd"}
     assert vocabulary.add([3, 1]) == {}
+
+
+def test_watching_a_fold_does_not_change_it(root):
+    with open_source(root / "fixtures" / "demo.jsonl.zst") as reader:
+        for entry in reader.samples():
+            followed = follow(reader, entry.ref)
+            assert view(followed.rollout) == view(reader.rollout(entry.ref))
+            (times,) = followed.times.values()
+            assert len(times) == len(followed.rollout.choice().token_ids)
+            assert times == sorted(times)
+
+
+def test_a_new_life_has_the_tokens_of_the_old_one_without_their_arrivals(tmp_path, report):
+    old = [Opened("a", run="r"), *request(0, data(5, 6), sent_unix_ns=10**18)]
+    going_on = Opened("a", run="r", incarnation=1, continues=(0, 1))
+    new = [going_on, *request(0, data(7), base=1, sent_unix_ns=2 * 10**18)]
+    page = report(store(tmp_path / "log", [old, new]))
+    assert list(page.lanes) == ["a@0", "a"]
+    found = page.response("a")
+    assert found["ids"] == [5, 7]
+    assert found["runs"] == [["inherited", None, 0, 1], ["generated", 0, 1, 2]]
+    assert [time is None for time in found["times"]] == [True, False]
+
+
+def test_each_choice_of_several_has_its_own_tokens(tmp_path, report):
+    with Writer(tmp_path / "log") as writer:
+        both = [frame(1, 2), frame(3, choice=1, finish="stop"), frame(4, finish="length")]
+        writer.request("two", both, params={"n": 2})
+        writer.log.flush_sync()
+    page = report(tmp_path / "log")
+    choices = page.details[page.lanes["two"]["detail"]]["choices"]
+    assert [(choice["index"], choice["ids"], choice["status"]) for choice in choices] == [
+        (0, [1, 2, 4], "truncated"),
+        (1, [3], "completed"),
+    ]
+    assert page.lanes["two"]["tokens"] == 4
