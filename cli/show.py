@@ -13,13 +13,13 @@ Example:
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
 from rollout_log.cli._output import print_facts, print_json, print_table, safe
 from rollout_log.cli._response import print_prompt, print_response
@@ -112,7 +112,7 @@ def _print_facts(rollout: Rollout, ref: Ref) -> None:
         "evaluation": "yes" if opened and opened.evaluation else None,
         "group": opened.group_index if opened else None,
         "index": opened.index if opened else None,
-        "reward": jsonlib.dumps(closed.reward) if closed and closed.reward is not None else None,
+        "reward": to_json(closed.reward) if closed and closed.reward is not None else None,
         "began": clock(opened.opened_unix_ns) if opened else None,
         "events": rollout.events,
         "thrown away": f"{rollout.discarded:,} tokens" if rollout.discarded else None,

@@ -11,6 +11,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import zstandard
@@ -18,7 +19,7 @@ import zstandard
 from rollout_log.errors import LogDamaged
 from rollout_log.events import Closed, Event, Marked, Opened, decode_events, encode_events
 
-__all__ = ["MAGIC", "Block", "pack_blocks", "stored_length", "unpack_block", "writer_identity"]
+__all__ = ["MAGIC", "Block", "Claim", "pack_blocks", "read_claim", "unpack_block", "writer_identity"]
 
 MAGIC = b"RLB1"
 VERSION = 1
@@ -29,6 +30,8 @@ COMPRESS_ABOVE = 512
 """Bytes. Above that a value soon leaves its leaf page for overflow pages of 4 kB, so smaller pays twice."""
 SPLIT_ABOVE = 64 << 10
 """Bytes of encoded events in one block; a single larger event is not split."""
+MOST_BYTES = 1 << 30
+"""What a block may expand to: more than a writer's whole queue."""
 LEVEL = 1
 """On blocks of some kB, level 3 makes nothing smaller."""
 
@@ -56,7 +59,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         """Decode the events. Raises `LogDamaged` where the payload is not what the header promises."""
         try:
             events = decode_events(self.payload)
-        except (msgspec.DecodeError, ValueError, TypeError) as error:
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
             raise LogDamaged(
                 f"block {self.first} of sample {self.ordinal} does not decode: {error}"
             ) from error
@@ -102,9 +105,24 @@ def _compressor() -> zstandard.ZstdCompressor:
     return found
 
 
-def stored_length(header: bytes) -> int:
-    """Return how many bytes follow a block's header, as it says."""
-    return int(_HEADER.unpack_from(header)[-1]) if len(header) >= _HEADER.size else 0
+class Claim(NamedTuple):
+    """What a header says, true or not."""
+
+    writer: bytes
+    ordinal: int
+    first: int
+    events: int
+    """How many."""
+    stored: int
+    """Bytes after the header."""
+
+
+def read_claim(header: bytes) -> Claim:
+    """Return what a block's header says, unchecked. Raises `LogDamaged` where it is too short."""
+    if len(header) < HEADER_SIZE:
+        raise LogDamaged(f"block of {len(header)} bytes is shorter than its header of {HEADER_SIZE}")
+    _, _, _, _, writer, ordinal, first, count, _, stored = _HEADER.unpack_from(header)
+    return Claim(writer, ordinal, first, count, stored)
 
 
 def unpack_block(data: bytes) -> Block:
@@ -125,6 +143,8 @@ def unpack_block(data: bytes) -> Block:
         raise LogDamaged(f"{name} has version {version} and codec {codec}, which this version cannot read")
     if codec == ZSTD:
         try:
+            if raw > MOST_BYTES or zstandard.frame_content_size(payload) not in (raw, -1):
+                raise LogDamaged(f"{name} says it has {raw} bytes of events, which it has not")
             payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw)
         except zstandard.ZstdError as error:
             raise LogDamaged(f"{name} does not decompress: {error}") from error

@@ -240,7 +240,7 @@ class LogReader:
 
     def _find(self, name: str) -> Ref | None:
         rows = [row for row in _number(self._rows_of_key(name)) if row.newest]
-        if rows:
+        if rows:  # of several runs, the newest
             return max(rows, key=_Row.age).entry().ref
         view = _VIEW.fullmatch(name)
         if view is not None:
@@ -315,11 +315,24 @@ class LogReader:
 
 def _number(rows: list[_Row]) -> list[_Row]:
     """Number the lives of each key in each run: as declared, but later than the one before it."""
-    ordered = sorted(rows, key=lambda row: (row.summary.key, row.summary.run, *row.age()))
+    ordered = sorted(rows, key=lambda row: (row.summary.key, row.summary.run, row.folder.name, row.ordinal))
     for _, group in itertools.groupby(ordered, key=lambda row: (row.summary.key, row.summary.run)):
         number = -1
-        lives = list(group)
+        lives = _by_age(list(group))
         for row in lives:
             number = row.incarnation = max(row.summary.incarnation, number + 1)
             row.newest = row is lives[-1]
     return rows
+
+
+def _by_age(lives: list[_Row]) -> list[_Row]:
+    """Sort lives of one key. Those of one writer stay in its order, whatever its clock said meanwhile."""
+    if len(lives) == 1:
+        return lives
+    latest: dict[Path, int] = {}
+    aged = []
+    for row in lives:
+        opened, folder, ordinal = row.age()
+        opened = latest[row.folder] = max(opened, latest.get(row.folder, 0))
+        aged.append(((opened, folder, ordinal), row))
+    return [row for _, row in sorted(aged, key=lambda pair: pair[0])]

@@ -165,7 +165,7 @@ class Samples:
             opened,
             incarnation=incarnation + 1,
             continues=(incarnation, length),
-            opened_unix_ns=time.time_ns(),
+            opened_unix_ns=_later(older.opened),
             host=_HOST,
         )
         with self._lock:
@@ -299,7 +299,7 @@ class Samples:
             "run": template.run or (self._log.run if self._log else ""),
             "incarnation": after.opened.incarnation + 1 if after else template.incarnation,
             "parent": parent,
-            "opened_unix_ns": time.time_ns(),
+            "opened_unix_ns": _later(after.opened if after else None),
             "host": _HOST,
         }
         if info.token_ids is not None and not template.prompt_token_ids:
@@ -333,6 +333,11 @@ def _goes_on(sample: LiveSample, path: str, info: RequestInfo) -> bool:
         return False
     prompt = len(sample.rollout.prompt_token_ids)
     return info.token_ids[prompt : prompt + len(response)] == response
+
+
+def _later(older: Opened | None) -> int:
+    """Return now, as lives are ordered by it: after the life before, whatever became of the clock."""
+    return max(time.time_ns(), older.opened_unix_ns + 1 if older else 0)
 
 
 def _new_key() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_log.errors import RolloutLogError
 
-__all__ = ["int32", "routed_experts"]
+__all__ = ["int32", "routed_experts", "rows_of"]
 
 
 def int32(values: Sequence[int]) -> Any:
@@ -27,22 +27,32 @@ def int32(values: Sequence[int]) -> Any:
     return np.asarray(values, dtype=np.int32)
 
 
+def rows_of(values: Sequence[Any], width: int | None, kind: str) -> Any:
+    """Return a numpy array of shape (rows, width), or (values,) where there is no width. Needs numpy."""
+    import numpy as np
+
+    return np.asarray(values, dtype=kind).reshape((-1,) if width is None else (len(values), width))
+
+
 def routed_experts(
     encoded: str, rows: int, layers: int, top_k: int, *, before: Any = None, start: int = 0
 ) -> Any:
     """Decode an engine's routing of `rows` tokens, shape (rows, layers, top_k), int32.
 
     `encoded` is base64 of a .npy (vLLM) or of bare int32 (SGLang), from row `start` on; the rows before that
-    are those of `before`. Raises `RolloutLogError` when the elements do not fit. Needs numpy, which every
-    trainer has.
+    are those of `before`. Raises `RolloutLogError` when it is neither, or the elements do not fit. Needs
+    numpy, which every trainer has.
     """
     import numpy as np
 
-    data = base64.b64decode(encoded)
-    if data[:6] == b"\x93NUMPY":
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    else:
-        array = np.frombuffer(data, dtype=np.int32)
+    try:
+        data = base64.b64decode(encoded)
+        if data[:6] == b"\x93NUMPY":
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+        else:
+            array = np.frombuffer(data, dtype=np.int32)
+    except (ValueError, EOFError, OSError, MemoryError) as error:
+        raise RolloutLogError(f"routed experts cannot be read: {error}") from error
     wanted = (max(rows - start, 0), layers, top_k)
     if array.size != wanted[0] * layers * top_k:
         raise RolloutLogError(f"routed experts have {array.size} elements, {wanted} are needed")
