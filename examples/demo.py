@@ -27,6 +27,7 @@ from rollout_log.replay import serve_replay
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURE = ROOT / "fixtures" / "demo.jsonl.zst"
 FAULTS = {"t5": "drop_after=20,drop=rst,attempts=1", "t14": "error_after=12,attempts=1"}
+TOKENS = 64
 ENOUGH = 20
 """Finished samples that end the first step."""
 
@@ -39,7 +40,7 @@ def questions() -> dict[str, tuple[dict[str, Any], Opened]]:
             rollout = reader.rollout(entry.ref)
             opened = rollout.opened
             assert opened is not None
-            params = {"max_tokens": 64, "temperature": 1.0, "logprobs": 1, "ignore_eos": True}
+            params = {"max_tokens": TOKENS, "temperature": 1.0, "logprobs": 1, "ignore_eos": True}
             body = {
                 "model": "tiny",
                 "token_ids": opened.prompt_token_ids,
@@ -71,7 +72,9 @@ class Rollout:
         """Generate for a sample, or go on with it; True when it is finished."""
         body, opened = self.questions[key]
         kept = self.responses.get(key, [])
-        params = {**body["sampling_params"], "max_tokens": 64 - len(kept)}
+        if len(kept) == TOKENS:
+            return True  # it was cut between its last token and the finish: nothing is left to ask for
+        params = {**body["sampling_params"], "max_tokens": TOKENS - len(kept)}
         rollout = await self.recorder.generate(
             key,
             self.url,
