@@ -85,6 +85,7 @@ class _Generation:
         life: Life | None,
     ) -> None:
         self.host = host
+        self.incomplete: GenerationFailed | None = None
         self.life = life
         self.session = session
         self.state = state
@@ -140,6 +141,7 @@ class _Generation:
 
     def _call(self, prepared: Prepared) -> Call:
         session, tokenizer = self.session, self.tokenizer
+        self.writer.heads = prepared.heads
         opened = opened_for(
             self.args,
             self.sample,
@@ -168,6 +170,7 @@ class _Generation:
             decode=self._decode if tokenizer is not None else None,
             should_stop=lambda: bool(getattr(self.state, "aborted", False)),
             stop_grace_s=_ABORT_GRACE_S,
+            on_chunk=prepared.heads.feed if prepared.heads is not None else None,
             on_read=self.writer.update,
         )
 
@@ -192,6 +195,11 @@ class _Generation:
         rollout = self.rollout
         if rollout is None:
             return
+        if self.writer.heads is not None:
+            try:
+                self.writer.heads.finish(self.sample, self.writer.start)
+            except RolloutLogError as error:
+                self.incomplete = GenerationFailed(f"sample {self.key!r}: {error}", rollout)
         if (told := rollout.choice().told) and told[-1].end > self.writer.start:
             self.session.tell_version(self.step, told[-1].version)
 
@@ -227,7 +235,7 @@ class _Generation:
                 sample.status = status.COMPLETED
             elif wanted == "fail":
                 return self._fail(GenerationFailed(f"sample {self.key!r}: no finish reason came", rollout))
-        failure = self._take_routed_experts(rollout)
+        failure = self.incomplete or self._take_routed_experts(rollout)
         if failure is not None:
             return self._fail(failure)
         return self._check_logprobs(rollout)

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import msgspec
 
 from rollout_log.errors import RolloutLogError
 
-__all__ = ["Host", "Prepared", "Unsupported"]
+__all__ = ["Heads", "Host", "Prepared", "Unsupported"]
 
 
 class Unsupported(RolloutLogError):
@@ -29,12 +29,30 @@ class Unsupported(RolloutLogError):
         super().__init__(f"rollout-log cannot serve {feature}: {remedy}")
 
 
+class Heads(Protocol):
+    """Reads more than the fold does, for the fields of a sample that have a row a token."""
+
+    def begin(self, sample: Any, base: int, start: int) -> None:
+        """A request begins: the response is `base` tokens long, `start` of them from before the call."""
+
+    def feed(self, chunk: bytes) -> None:
+        """A read of the response came."""
+
+    def extend(self, sample: Any, count: int, start: int) -> None:
+        """The sample has `count` more tokens."""
+
+    def finish(self, sample: Any, start: int) -> None:
+        """The call is over. Raises `RolloutLogError` where something did not come."""
+
+
 class Prepared(msgspec.Struct):
     """One request, ready to be sent."""
 
     url: str
     body: dict[str, Any]
     headers: dict[str, str] = {}
+    heads: Heads | None = None
+    """What else is read from the stream, token by token."""
 
 
 class Host(msgspec.Struct, frozen=True):

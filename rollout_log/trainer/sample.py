@@ -8,6 +8,7 @@ from typing import Any
 
 from rollout_log.fold import Request, Rollout
 from rollout_log.trainer.arrays import int32, routed_experts
+from rollout_log.trainer.host import Heads
 
 __all__ = ["SampleWriter", "speculation"]
 
@@ -27,6 +28,7 @@ class SampleWriter:
         self.first: int | None = None
         """Number of this call's first request."""
         self._request: int | None = None
+        self.heads: Heads | None = None
         self._masks_offpolicy = masks_offpolicy
         # Own lists, so that extending them in place changes no sibling's.
         sample.tokens = list(sample.tokens or ())
@@ -57,6 +59,8 @@ class SampleWriter:
         if choice.sampling_mask or sample_has_top_p(sample):
             self._extend_top_p(choice.sampling_mask[have:], len(new), have)
         sample.response_length = have + len(new)
+        if self.heads is not None:
+            self.heads.extend(sample, len(new), self.start)
 
     def _begin(self, rollout: Rollout, request: Request) -> None:
         """A request begins; one that starts again throws away what came before."""
@@ -66,6 +70,8 @@ class SampleWriter:
         self.rollout = rollout
         base, sample = max(request.base, self.start), self.sample
         gone = sample.response_length - base
+        if self.heads is not None:
+            self.heads.begin(sample, base, self.start)
         if gone > 0:
             for values in (sample.tokens, sample.rollout_log_probs, sample.loss_mask):
                 del values[len(values) - gone :]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_log.trainer.host import Host, Prepared, Unsupported
+from rollout_log.trainer.host import Host, Prepared
 from rollout_log.trainer.prompt import has_media, put_prompt
+from rollout_log.vime.centering import ask_for_heads
 from rollout_log.vime.multimodal import render
 
 __all__ = ["VIME", "prepare", "request_params"]
@@ -49,14 +50,14 @@ async def prepare(
     args: Any, sample: Any, sampling_params: dict[str, Any], state: Any, budget: int | None
 ) -> Prepared:
     """Make the request that goes on from what the sample has."""
-    if getattr(args, "use_score_centering", False):
-        remedy = "turn off --use-score-centering, or use vime's own generate function"
-        raise Unsupported("score centering", remedy)
     base = VIME.base_url(args)
     put_prompt(VIME, sample, state)
     params = request_params(sampling_params, budget)
     if sample.response_length and "min_tokens" in params:
         params["min_tokens"] = max(params["min_tokens"] - sample.response_length, 0)
+    heads = None
+    if getattr(args, "use_score_centering", False):
+        heads = ask_for_heads(VIME, args, params)
     body: dict[str, Any] = {
         "model": getattr(args, "hf_checkpoint", None),
         "token_ids": list(sample.tokens),  # a copy: the sample grows
@@ -69,4 +70,4 @@ async def prepare(
         headers["x-session-id"] = sample.session_id
     if has_media(sample):
         body = {**await render(VIME, args, sample, base, headers), **body}
-    return Prepared(url=f"{base}/inference/v1/generate", body=body, headers=headers)
+    return Prepared(f"{base}/inference/v1/generate", body, headers, heads)

@@ -6,7 +6,9 @@ import base64
 import io
 import math
 import struct
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -335,13 +337,100 @@ def test_slime_sends_text_with_images_and_ids_to_go_on(rig: Rig) -> None:
     assert sample.metadata["rollout_log"]["key"] == f"t0-{sample.session_id[:12]}"
 
 
+# Score centering
+
+
+def centering_trainer(rig: Rig, **settings: Any) -> TrainerDouble:
+    """With the module that newer vime has."""
+    trainer = vime_trainer(rig, use_score_centering=True, **settings)
+
+    def score_centering_request(args: Any, params: dict[str, Any]) -> dict[str, Any]:
+        params.setdefault("temperature", 1.0)
+        if params.setdefault("top_p", args.rollout_top_p) != args.rollout_top_p:
+            raise ValueError("Score centering requires the configured rollout top_p.")
+        return {}
+
+    module = ModuleType("vime.utils.score_centering")
+    module.score_centering_request = score_centering_request
+    sys.modules[module.__name__] = module  # the rig takes it away
+    return trainer
+
+
+def heads_of(tokens: list[int], at: int, finish: str | None = None) -> dict[str, Any]:
+    """A frame with the three likeliest of each token: the sampled one is the least of four."""
+    frame = delta(tokens, at, finish)
+    for place, entry in enumerate(frame["choices"][0]["logprobs"]["content"], at):
+        likely = [{"token": f"token_id:{place + n}", "logprob": -float(n)} for n in (3, 1, 2)]
+        entry["top_logprobs"] = [{"token_id": tokens[place - at], "logprob": entry["logprob"]}, *likely]
+    return frame
+
+
+def test_score_centering_takes_the_likeliest_of_each_token(rig: Rig) -> None:
+    trainer = centering_trainer(rig, score_centering_top_k=2)
+    sample = new_sample()
+    broken = [heads_of(TOKENS[:2], 0), {"error": {"message": "x", "code": 500}}]
+    engine = Scripted(broken, [heads_of(TOKENS[:4], 0), HOLD])
+    generate(trainer, vime.generate, engine, sample, cancel=True)
+    assert engine.bodies[0]["sampling_params"]["logprobs"] == 3
+    assert (sample.status, sample.response_length) == (Status.ABORTED, 4)
+    assert sample.rollout_topk_token_ids.shape == sample.rollout_topk_log_probs.shape == (4, 2)
+    generate(trainer, vime.generate, Scripted([heads_of(TOKENS[4:], 4, "stop"), "[DONE]"]), sample)
+    assert sample.status is Status.COMPLETED
+    assert sample.rollout_topk_token_ids.dtype == np.int32
+    assert sample.rollout_topk_log_probs.dtype == np.float32
+    expected = [head(place) for place in range(10)]
+    assert sample.rollout_topk_token_ids.tolist() == [[i for i, _ in each] for each in expected]
+    assert sample.rollout_topk_log_probs.tolist() == [
+        [float(np.float32(x)) for _, x in each] for each in expected
+    ]
+    sample._validate_response_metadata_lengths()
+
+
+def head(place: int) -> list[tuple[int, float]]:
+    candidates = {place + n: -float(n) for n in (1, 2, 3)}
+    candidates[TOKENS[place]] = delta(TOKENS)["choices"][0]["logprobs"]["content"][place]["logprob"]
+    return sorted(candidates.items(), key=lambda item: -item[1])[:2]
+
+
+def test_score_centering_below_top_p_1_takes_the_whole_set(rig: Rig) -> None:
+    trainer = centering_trainer(rig, rollout_top_p=0.9)
+    sets = [[token, token + 1] for token in TOKENS]
+    logprobs = [[-0.5, -float(n + 1)] for n in range(10)]
+    more = [
+        {"sampling_mask": sets[a:b], "sampling_mask_logprobs": logprobs[a:b]} for a, b in ((0, 4), (4, 10))
+    ]
+    sample = new_sample()
+    cut = [delta(TOKENS[:4], 0, **more[0]), HOLD]
+    generate(trainer, vime.generate, Scripted(cut), sample, cancel=True, top_p=0.9)
+    rest = [delta(TOKENS[4:], 4, "stop", **more[1]), "[DONE]"]
+    generate(trainer, vime.generate, Scripted(rest), sample, top_p=0.9)
+    assert sample.status is Status.COMPLETED
+    assert sample.rollout_top_p_token_ids.tolist() == [each for part in sets for each in part]
+    assert sample.rollout_top_p_log_probs.tolist() == [each for part in logprobs for each in part]
+    assert sample.rollout_top_p_token_offsets.tolist() == list(range(0, 21, 2))
+    assert sample.rollout_log_probs == [-0.5] * 10
+
+
+def test_without_its_rows_a_sample_is_not_trained(rig: Rig) -> None:
+    trainer = centering_trainer(rig, score_centering_top_k=2)
+    sample = new_sample()
+    generate(trainer, vime.generate, Scripted([delta(TOKENS, 0, "stop"), "[DONE]"]), sample)
+    assert (sample.status, sample.remove_sample) == (Status.FAILED, True)
+
+
+def test_parameters_that_it_cannot_have_are_refused(rig: Rig) -> None:
+    trainer = centering_trainer(rig, score_centering_top_k=2)
+    with pytest.raises(RolloutLogError, match="configured rollout top_p"):
+        generate(trainer, vime.generate, Scripted([]), new_sample(), top_p=0.5)
+
+
 # What cannot be served says so
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"use_score_centering": True}, "--use-score-centering"),
+        ({"use_score_centering": True}, "--use-score-centering"),  # this vime has no such module
         ({"vllm_router_ip": None}, "vllm_router_ip"),
     ],
 )
