@@ -87,7 +87,7 @@ def split_events(payload: bytes) -> list[Item]:
     """Cut the payload of a block into its events, decoding none. Raises `LogDamaged`."""
     try:
         return list(_decode_parts(payload))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise LogDamaged(f"events cannot be told apart: {error}") from error
 
 
@@ -115,7 +115,8 @@ def unpack_group(content: bytes) -> list[Run]:
             len(run.events) != count for run, (_, _, count) in zip(runs, group.runs, strict=True)
         ):
             raise LogDamaged("a group has other events than it says")
-    except (msgspec.DecodeError, zstandard.ZstdError, StopIteration, RuntimeError, IndexError) as error:
+    except (msgspec.DecodeError, zstandard.ZstdError, RuntimeError, IndexError) as error:
+        # RuntimeError: a column that ends too early (StopIteration in a generator), or a RecursionError
         raise LogDamaged(f"a group of events cannot be read: {type(error).__name__}: {error}") from error
     return runs
 

@@ -7,9 +7,11 @@ LMDB has freed is as true as any.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,7 @@ import zstandard
 from rollout_log.errors import LogDamaged
 from rollout_log.events import Event, decode_events
 from rollout_log.log import block, chunk
-from rollout_log.log.block import unpack_block, writer_identity
+from rollout_log.log.block import Claim, read_claim, unpack_block, writer_identity
 from rollout_log.log.directory import logs_at, segment_number, writers_of
 from rollout_log.log.group import encode_items, places_of, unpack_group
 from rollout_log.log.sealed import decode_page
@@ -29,6 +31,7 @@ __all__ = ["Salvage", "Salvaged"]
 
 WINDOW = 1 << 20
 _PAGE = 4096
+_LARGEST = (1 << 64) - 1
 _MAGICS = re.compile(b"|".join(map(re.escape, (block.MAGIC, chunk.MAGIC))))
 _PLACE = struct.Struct(">8sQQQIQ")
 """Writer, ordinal, first sequence, number of events, file, offset: sorts by sample and sequence."""
@@ -59,12 +62,13 @@ class Salvage:
         ]
         self.files = [path for path in self.files if segment_number(path)]
         self.broken = 0
-        """Blocks and chunks that are there and fail their checksum."""
+        """Blocks and chunks that fail their checksum, and of which there is no whole copy either."""
         self.unreadable = 0
         """Bytes that the disk did not give."""
         self._names = {writer_identity(folder.name): folder.name for folder in folders}
         self._places: list[bytes] = []
         self._summaries: dict[tuple[bytes, int], Summary] = {}
+        self._broken: list[Claim] = []
         self._unpacked: tuple[tuple[int, int], dict[tuple[int, int], list[Event]]] | None = None
 
     @property
@@ -77,6 +81,7 @@ class Salvage:
         for number, path in enumerate(self.files):
             yield from self._scan(number, path)
         self._places.sort()
+        self.broken += sum(not self._has(claim) for claim in self._broken)
 
     def samples(self) -> Iterator[Salvaged]:
         """Yield what is left of each sample, by writer and ordinal. Its events want to be read at once."""
@@ -114,13 +119,33 @@ class Salvage:
 
     def _take(self, descriptor: int, number: int, offset: int, size: int) -> int:
         """Note the block or chunk at an offset, if it is whole. Returns where the search goes on."""
+        is_block = self._read(descriptor, offset, len(block.MAGIC)) == block.MAGIC
         try:
-            if self._read(descriptor, offset, 4) == block.MAGIC:
+            if is_block:
                 return offset + self._take_block(descriptor, number, offset)
             return offset + self._take_chunk(descriptor, number, offset, size)
-        except (LogDamaged, OSError, MemoryError, zstandard.ZstdError, msgspec.DecodeError):
-            self.broken += 1
+        except (LogDamaged, OSError, MemoryError, RecursionError, zstandard.ZstdError, msgspec.DecodeError):
+            if is_block:
+                self._suspect(self._read(descriptor, offset, block.HEADER_SIZE))
+            else:
+                self.broken += 1
             return offset + 1
+
+    def _suspect(self, header: bytes) -> None:
+        """Remember a broken block. LMDB leaves torn copies behind wherever it frees space in a page."""
+        with contextlib.suppress(LogDamaged):
+            claim = read_claim(header)
+            if claim.writer in self._names:
+                self._broken.append(claim)
+
+    def _has(self, claim: Claim) -> bool:
+        """Whether a whole block has the first event that a broken one says it has."""
+        key = _PLACE.pack(claim.writer, claim.ordinal, min(claim.first + 1, _LARGEST), 0, 0, 0)
+        at = bisect_left(self._places, key) - 1
+        if at < 0:
+            return False
+        writer, ordinal, first, count, _, _ = _PLACE.unpack(self._places[at])
+        return (writer, ordinal) == claim[:2] and claim.first < first + count
 
     def _take_block(self, descriptor: int, number: int, offset: int) -> int:
         found = unpack_block(self._read_block(descriptor, offset))
@@ -141,7 +166,7 @@ class Salvage:
 
     def _read_block(self, descriptor: int, offset: int) -> bytes:
         head = self._read(descriptor, offset, block.HEADER_SIZE)
-        return head + self._read(descriptor, offset + len(head), block.stored_length(head))
+        return head + self._read(descriptor, offset + len(head), read_claim(head).stored)
 
     def _read(self, descriptor: int, offset: int, length: int) -> bytes:
         try:

@@ -111,7 +111,7 @@ class _Walk:
         name = f"{run.first} of sample {run.ordinal}"
         try:
             decode_events(encode_items(run.events))
-        except (msgspec.DecodeError, ValueError, TypeError) as error:
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
             yield {"what": "block", "detail": f"events {name} do not decode: {error}"}
         if run.ordinal not in self.summaries:
             yield {"what": "sample", "detail": f"events {name}, which is not in {SAMPLES}"}
