@@ -40,7 +40,7 @@ from rollout_log.events import (
 from rollout_log.problems import Problem, problem
 from rollout_log.response import Choice, Origin
 
-__all__ = ["Outcome", "Request", "Rollout", "Status", "fold"]
+__all__ = ["CAN_BE_INFERRED", "Outcome", "Request", "Rollout", "Status", "fold"]
 
 Status = Literal["pending", "completed", "truncated", "aborted", "failed"]
 Outcome = Literal[
@@ -63,7 +63,8 @@ _AT_ONCE = 64
 """Deltas that are decoded together."""
 _FORESEEN = 1024
 """Choices that are there before the engine names them; a client may ask for any number."""
-_CAN_BE_INFERRED = frozenset({"no_terminal", "reset", "timeout"})
+CAN_BE_INFERRED = frozenset({"no_terminal", "reset", "timeout"})
+"""Ends after which evidence can show that the engine had finished."""
 # A whole sample of several choices is what its worst choice is.
 _WORST_FIRST: tuple[Status, ...] = ("pending", "failed", "aborted", "truncated", "completed")
 
@@ -178,7 +179,7 @@ class Rollout:
         ended = self._ended(request, choice)
         if ended == "finished":
             return "truncated" if choice.finish_reason == "length" else "completed"
-        if choice.inferred is not None and ended in _CAN_BE_INFERRED:
+        if choice.inferred is not None and ended in CAN_BE_INFERRED:
             if choice.inferred in _ABORTS:
                 return "aborted"
             return "truncated" if choice.inferred == "length" else "completed"

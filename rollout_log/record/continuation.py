@@ -35,6 +35,8 @@ _MEMORYLESS = frozenset(
         "no_stop_trim",
         "detokenize",
         "n",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
         "repetition_penalty",  # vLLM and SGLang count the prompt, so kept tokens weigh the same
         "stop",
         "logit_bias",
@@ -69,11 +71,15 @@ def may_continue(sampling_params: Mapping[str, Any], *, seam: str | None = None)
             return f"it is not known whether {name} survives a cut"
     if sampling_params.get("n") not in (None, 1):
         return "n is not 1"
+    if not sampling_params.keys() & _MAX.values():
+        return "without a limit of its own, the engine's default would count anew"
     stops = sampling_params.get("stop") or []
     for stop in [stops] if isinstance(stops, str) else stops:
         if seam is None:
             return "a stop string may span the cut"
-        if any(seam.endswith(stop[:length]) for length in range(1, len(stop))):
+        if seam.endswith("\ufffd"):
+            return "a character was cut, which a stop string may have"
+        if any(seam.endswith(stop[:length]) for length in range(1, len(stop) + 1)):
             return f"stop string {stop!r} may have begun before the cut"
     return None
 

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from rollout_log.engines import dialect_for
+from rollout_log.engines import RequestInfo, dialect_for
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Cause, Closed, Opened
-from rollout_log.fold import Rollout
+from rollout_log.fold import CAN_BE_INFERRED, Rollout
 from rollout_log.record.continuation import may_continue, request_from
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
-from rollout_log.record.evidence import evidence_of_finish
+from rollout_log.record.evidence import Evidence, evidence_of_finish
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import BASE_HEADER, KEY_HEADER, safe_url
 from rollout_log.record.retry import Backoff, judge
@@ -126,7 +126,7 @@ class Recorder:
             url = safe_url(call.url)
             raise RolloutLogError(f"sample {call.key!r}: {url} is no path an engine generates on")
         key, base, cause, body = call.key, call.base, call.cause, call.body
-        prompt_and_kept = list(dialect.read_request(_encode(body)).token_ids or ())
+        info = dialect.read_request(_encode(body))
         first_base: int | None = None
         attempt = fruitless = 0
         while True:
@@ -139,7 +139,7 @@ class Recorder:
                 call.on_read(rollout)  # the request's base may have cut the response
             await self._send(call, exchange, body)
             await self._settle(exchange)
-            self._infer_finish(call, exchange, body)
+            self._infer_finish(call, exchange, dialect.read_request(_encode(body)))
             verdict = judge(rollout, request, retry_without_terminal=self._no_terminal == "auto")
             if verdict.kind == "final" or (call.should_stop is not None and call.should_stop()):
                 return rollout
@@ -163,13 +163,10 @@ class Recorder:
             cause = "retry"
             base, body = first_base, call.body
             kept = rollout.choice_or_first().token_ids[first_base:]
-            prompt = prompt_and_kept
-            if kept and prompt and self._may_go_on(call, rollout, request.n, kept):
-                again = request_from(dialect.name, call.body, prompt, kept)
-                if again is None:
-                    exchange.mark("finish_inferred", finish_reason="length", evidence="the budget is used up")
-                    return rollout
-                base, body = first_base + len(kept), again
+            if kept and info.token_ids and self._may_go_on(call, rollout, info, kept):
+                again = request_from(dialect.name, call.body, info.token_ids, kept)
+                if again is not None:
+                    base, body = first_base + len(kept), again
 
     def mark(self, key: str, name: str, **fields: object) -> None:
         """Write down something else that happened to a sample."""
@@ -294,30 +291,28 @@ class Recorder:
             await asyncio.sleep(min(left, 0.5) if call.should_stop else left)
         return not (call.should_stop is not None and call.should_stop())
 
-    def _may_go_on(self, call: Call, rollout: Rollout, n: int, kept: list[int]) -> bool:
-        if self._on_retry == "restart" or n != 1:
+    def _may_go_on(self, call: Call, rollout: Rollout, info: RequestInfo, kept: list[int]) -> bool:
+        if self._on_retry == "restart" or info.n != 1 or _evidence(call, info, kept) is not None:
             return False
-        params = call.body.get("sampling_params", call.body)
-        seam = call.decode(kept) if call.decode is not None and params.get("stop") else None
-        if may_continue(_sampling(params), seam=seam) is not None:
+        if may_continue(info.sampling_params, seam=_text(call, info, kept)) is not None:
             return False
         if self._on_retry == "continue" or call.masks_offpolicy:
             return True
         version = call.weight_version() if callable(call.weight_version) else call.weight_version
-        spans = rollout.choice_or_first().weight_versions(rollout.dispatched)
-        return version is not None and {span.version for span in spans} == {version}
+        choice = rollout.choice_or_first()
+        start = len(choice.token_ids) - len(kept)
+        spans = choice.weight_versions(rollout.dispatched)
+        return len(kept) == sum(
+            span.end - max(span.start, start)
+            for span in spans
+            if span.end > start and span.version == version
+        )
 
-    def _infer_finish(self, call: Call, exchange: Exchange, body: Mapping[str, Any]) -> None:
+    def _infer_finish(self, call: Call, exchange: Exchange, info: RequestInfo) -> None:
         rollout, request = exchange.rollout, exchange.rollout.requests[-1]
-        if rollout.ended_of(request) != "no_terminal" or request.n != 1:
+        if rollout.ended_of(request) not in CAN_BE_INFERRED or request.n != 1:
             return
-        dialect = dialect_for(request.path)
-        if dialect is None:
-            return
-        tokens = rollout.choice_or_first().token_ids[request.base :]
-        info = dialect.read_request(_encode(body))
-        text = call.decode(tokens) if call.decode is not None and info.sampling_params.get("stop") else None
-        found = evidence_of_finish(info, tokens, eos_token_ids=call.eos_token_ids, text=text)
+        found = _evidence(call, info, rollout.choice_or_first().token_ids[request.base :])
         if found is not None:
             exchange.mark("finish_inferred", finish_reason=found.finish_reason, evidence=found.evidence)
 
@@ -354,19 +349,14 @@ def _is_finished(rollout: Rollout) -> bool:
     return True
 
 
-def _sampling(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a body that has its sampling parameters at top level, those parameters only."""
-    ours = (
-        "model",
-        "prompt",
-        "messages",
-        "stream",
-        "stream_options",
-        "return_token_ids",
-        "user",
-        "request_id",
-    )
-    return {name: value for name, value in params.items() if name not in ours}
+def _evidence(call: Call, info: RequestInfo, tokens: list[int]) -> Evidence | None:
+    text = _text(call, info, tokens)
+    return evidence_of_finish(info, tokens, eos_token_ids=call.eos_token_ids, text=text)
+
+
+def _text(call: Call, info: RequestInfo, tokens: list[int]) -> str | None:
+    """Return the text of tokens, where it can be had and stop strings need it."""
+    return call.decode(tokens) if call.decode is not None and info.sampling_params.get("stop") else None
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -154,7 +154,11 @@ async def test_a_child_is_retried_as_the_child_it_is():
         child = await served.generate(other, weight_version="7")
         another = await served.generate({**body(), "token_ids": [5]})
         parent = served.recorder.samples.get("k").rollout
-    assert (child.opened.key, child.prompt_token_ids, child.choice().token_ids) == ("k~2", [7, 8], [11, 12, 13])
+    assert (child.opened.key, child.prompt_token_ids, child.choice().token_ids) == (
+        "k~2",
+        [7, 8],
+        [11, 12, 13],
+    )
     assert causes(child) == [(0, "first", "reset"), (2, "retry", "finished")]
     assert causes(another) == [(0, "first", "http_error"), (0, "retry", "finished")]
     assert parent.choice().token_ids == [21, 22]
@@ -221,10 +225,44 @@ async def test_a_spent_budget_is_a_finish_also_where_the_connection_was_lost():
     assert len(served.engine.requests) == 1
 
 
-async def test_a_stop_token_is_a_finish():
-    async with Served(RawStream(body=frame([11, 99]))) as served:
-        rollout = await served.generate(eos_token_ids=[99])
-    assert rollout.status == "completed"
+@pytest.mark.parametrize("end", ["eof", "reset", "incomplete"])
+async def test_a_stop_token_is_a_finish_however_the_stream_ends(end):
+    async with Served(RawStream(body=frame([11, 99]), end=end), REST) as served:
+        rollout = await served.generate(weight_version="7", eos_token_ids=[99])
+    assert (rollout.status, rollout.choice().token_ids) == ("completed", [11, 99])
+    assert len(served.engine.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_body", "options"),
+    [(body(), {"eos_token_ids": [12]}), (body(2), {}), (body(stop_token_ids=[12]), {})],
+    ids=["end of sequence", "spent budget", "stop token"],
+)
+async def test_nothing_is_generated_past_a_finish_that_an_error_hides(request_body, options):
+    failed = RawStream(body=frame([11, 12]) + error_frame(500))
+    async with Served(failed, WHOLE) as served:
+        rollout = await served.generate(request_body, weight_version="7", **options)
+    assert causes(rollout) == [(0, "first", "engine_error"), (0, "retry", "finished")]
+    assert (rollout.status, rollout.choice().token_ids) == ("completed", [21, 22])
+
+
+async def test_the_default_limit_of_the_engine_would_count_anew_so_it_starts_again():
+    request = body()
+    for params in ({"temperature": 1.0}, {}, None):
+        request["sampling_params"] = params
+        async with Served(CUT, WHOLE) as served:
+            rollout = await served.generate(request, weight_version="7")
+        assert rollout.choice().token_ids == [21, 22]
+
+
+async def test_only_the_weights_of_the_kept_tokens_matter():
+    cut = RawStream(body=frame([31], version="8"), end="reset")
+    async with Served(WHOLE, cut, RawStream(body=frame([32], "stop", version="8"))) as served:
+        await served.generate(weight_version="7")
+        turn = {**body(), "token_ids": [1, 2, 21, 22, 50]}
+        rollout = await served.generate(turn, weight_version="8")
+    assert rollout.choice().token_ids == [21, 22, 50, 31, 32]
+    assert causes(rollout)[1:] == [(3, "turn", "reset"), (4, "retry", "finished")]
 
 
 async def test_a_cancel_leaves_an_aborted_sample_that_a_later_call_resumes():
