@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from rollout_log import events
-from rollout_log.log import Summary
+from rollout_log.log import Summary, chunk, group, retention, sealed
 from rollout_log.log.block import _CHECKSUM, _HEADER
 
 
@@ -42,6 +42,29 @@ def test_the_header_of_a_block_is_that_of_the_document(root):
     offsets = [int(offset) for offset in re.findall(r"^\| (\d+) \| \d* ?\|", text, re.MULTILINE)]
     assert offsets == [sum(sizes[:at]) for at in range(len(offsets))]
     assert sum(sizes) == _HEADER.size + _CHECKSUM.size == offsets[-1]
+
+
+def test_the_header_of_a_chunk_is_that_of_the_document(root):
+    text = (root / "docs/format-sealed.md").read_text().split("## Chunk")[1].split("**Meta**")[0]
+    rows = re.findall(r"^\| (\d+) \| (\d*) ?\|", text, re.MULTILINE)
+    offsets, sizes = [int(offset) for offset, _ in rows], [int(size or 0) for _, size in rows]
+    assert offsets == [sum(sizes[:at]) for at in range(len(offsets))]
+    assert sum(sizes) == chunk.HEADER_SIZE
+
+
+def test_a_group_and_the_tables_are_those_of_the_document(root):
+    text = (root / "docs/format-sealed.md").read_text()
+    fields = re.findall(r"^\| (\d+) \| (\w+) \|", text.split("## Events")[1], re.MULTILINE)
+    assert [name for _, name in fields] == list(group._Group.__struct_fields__)
+    assert [int(place) for place, _ in fields] == list(range(len(fields)))
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(sealed.WIDTHS)
+    (meta,) = re.findall(r"\*\*Meta\*\*: JSON, `\{(.+?)\}`", text)
+    assert meta.split(", ") == list(sealed.Meta.__struct_fields__)
+
+
+def test_what_is_remembered_of_a_pruned_segment_is_in_the_document(root):
+    (fields,) = re.findall(r"array of `\{([^}]+)\}`", (root / "docs/format.md").read_text())
+    assert re.split(r",\s+", fields) == list(retention.Pruned.__struct_fields__)
 
 
 def test_a_summary_of_an_older_or_newer_minor_version_is_read():
