@@ -53,7 +53,7 @@ def start_of(rollout: Rollout, token_ids: Sequence[int] | None, base: int | None
     ids = list(token_ids[len(rollout.prompt_token_ids) :]) if token_ids is not None else []
     keep = common_prefix(ids, response)
     if base is not None:
-        keep = min(keep, base)
+        keep = max(min(keep, base), 0)
     observed = ids[keep:]
     return Start(keep, observed, _cause(rollout, keep, observed))
 

@@ -234,9 +234,8 @@ class Samples:
 
     def _begin(self, sample: LiveSample, start: Start, requested: Requested) -> bool:
         rollout = sample.rollout
-        length = len(rollout.choice_or_first().token_ids)
         events: list[Event] = []
-        if start.observed or start.keep < length < start.base:
+        if start.observed:
             events.append(Observed(base=start.keep, token_ids=start.observed))
         events.append(requested)
         made_up = sample.make_up(start.keep)
@@ -273,15 +272,29 @@ class Samples:
                 sample.write([mark])
                 return child
             sample.exchange.end("cancelled", "superseded by a newer request")
+        elif base is None:
+            taken_up = self._taken_up(sample, path, info)
+            if taken_up is not None and not _goes_on(sample, path, info, taken_up.rollout.length):
+                return taken_up
         return sample
 
     def _child(self, parent: LiveSample, path: str, info: RequestInfo, opened: Opened | None) -> LiveSample:
-        for number in range(2, parent.children + 1):
-            child = self._live.get(f"{parent.key}~{number}")
-            if child is not None and not child.busy and _goes_on(child, path, info):
-                return child
+        if (child := self._taken_up(parent, path, info)) is not None:
+            return child
         parent.children += 1
         return self._open(f"{parent.key}~{parent.children}", path, info, opened, parent=parent.key)
+
+    def _taken_up(self, parent: LiveSample, path: str, info: RequestInfo) -> LiveSample | None:
+        """Return the child that a request takes up exactly where it stands; of several, the longest."""
+        if info.token_ids is None:
+            return None
+        names = (f"{parent.key}~{number}" for number in range(2, parent.children + 1))
+        children = [child for name in names if (child := self._live.get(name)) is not None and not child.busy]
+        return max(
+            (child for child in children if _goes_on(child, path, info)),
+            key=lambda child: child.rollout.length,
+            default=None,
+        )
 
     def _open(
         self,
@@ -326,10 +339,10 @@ def _belongs(sample: LiveSample, path: str, info: RequestInfo) -> bool:
     return bool(prompt) and info.token_ids[: len(prompt)] == prompt
 
 
-def _goes_on(sample: LiveSample, path: str, info: RequestInfo) -> bool:
-    """Whether a request takes up a child exactly where it stands."""
+def _goes_on(sample: LiveSample, path: str, info: RequestInfo, at_least: int = 1) -> bool:
+    """Whether a request takes up a sample exactly where it stands, with a response of some length."""
     response = sample.rollout.choice_or_first().token_ids
-    if not response or not _belongs(sample, path, info) or info.token_ids is None:
+    if len(response) < at_least or not _belongs(sample, path, info) or info.token_ids is None:
         return False
     prompt = len(sample.rollout.prompt_token_ids)
     return info.token_ids[prompt : prompt + len(response)] == response

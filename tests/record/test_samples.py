@@ -154,6 +154,38 @@ def test_a_sub_agent_goes_on_in_its_own_child():
     assert client.ask([1, 2, 11, 41], [12]).rollout.choice().token_ids == [11, 41, 12]
 
 
+def test_a_parallel_request_goes_on_in_its_own_child_also_once_the_first_has_ended():
+    client = Client()
+    first, second = client.begin([1, 2]), client.begin([1, 2])
+    for exchange, token in ((first, 11), (second, 21)):
+        exchange.feed(frame([token], "stop"))
+        exchange.end("eof")
+    turn_of_the_second = client.ask([1, 2, 21, 40], [22])
+    turn_of_the_first = client.ask([1, 2, 11, 40], [12])
+    assert (turn_of_the_second.key, turn_of_the_first.key) == ("k~2", "k")
+    assert turn_of_the_second.rollout.choice().token_ids == [21, 40, 22]
+    assert turn_of_the_first.rollout.choice().token_ids == [11, 40, 12]
+    assert (codes(first), codes(second)) == (["concurrent_request"], [])
+
+
+def test_what_the_sample_and_a_child_have_both_goes_on_in_the_longer_one():
+    client = Client()
+    first, second = client.begin([1, 2]), client.begin([1, 2])
+    for exchange, tokens in ((first, [11]), (second, [11, 12])):
+        exchange.feed(frame(tokens, "stop"))
+        exchange.end("eof")
+    assert client.ask([1, 2, 11, 12, 40], [13]).key == "k~2"
+    assert client.ask([1, 2, 11, 50], [14]).key == "k"
+    assert client.ask([1, 2], [15]).key == "k"
+
+
+def test_a_base_below_zero_is_the_beginning():
+    client = Client()
+    client.ask([1, 2], [11, 12])
+    exchange = client.ask([1, 2, 11, 12], [13], base=-1)
+    assert exchange.rollout.choice().token_ids == [11, 12, 13]
+
+
 def test_a_caller_that_says_so_supersedes_an_open_request():
     client = Client()
     first = client.begin([1, 2])
