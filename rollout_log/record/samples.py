@@ -145,6 +145,8 @@ class Samples:
 
     def __init__(self, log: Log | None) -> None:
         self._log = log
+        self.unrecorded = 0
+        """Requests that the log did not take."""
         self._live: OrderedDict[str, LiveSample] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -229,6 +231,7 @@ class Samples:
                 step=opened.step if opened else None,
             )
             recording = self._begin(sample, start, requested)
+            self.unrecorded += not recording and self._log is not None
             exchange = sample.exchange = Exchange(sample, number, recording=recording)
         return exchange
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from rollout_log.errors import RolloutLogError
+from rollout_log.errors import RecordingFailed, RolloutLogError
 from rollout_log.fold import Rollout
 from rollout_log.record.errors import GenerationFailed
 from rollout_log.record.recorder import Call, Recorder
@@ -93,6 +93,7 @@ class _Generation:
         self.sample = sample
         self.evaluation = evaluation
         self.step = host.step()
+        session.enter(self.step)
         self.masks_offpolicy = bool(
             getattr(args, "partial_rollout", False)
             and getattr(args, "mask_offpolicy_in_partial_rollout", False)
@@ -129,7 +130,7 @@ class _Generation:
                 self._count()
                 raise
             take_back_cancel()
-        except Unsupported:
+        except (Unsupported, RecordingFailed):  # the log fails only where `strict` says so
             raise
         except (RolloutLogError, httpx.HTTPError) as error:
             failure = error

@@ -31,6 +31,9 @@ __all__ = ["Session", "close_session", "session_for"]
 _logger = logging.getLogger("rollout_log")
 _lock = threading.Lock()
 _session: Session | None = None
+_KEPT_STEPS = 4
+"""For how many steps a finished sample is kept for `log_metrics`; fully asynchronous runs lag behind."""
+_OVER = ("completed", "truncated", "failed")
 _VERSION_S = 2.0
 """How long the engine may take to say which weights it has."""
 
@@ -46,6 +49,7 @@ class Session:
         self.pid = os.getpid()
         self._owners: dict[str, weakref.ref[Any]] = {}
         self._version: tuple[int | None, str] | None = None
+        self._step: int | None = None
         self._asks_version = True
         self._asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
@@ -88,9 +92,26 @@ class Session:
             self._owners[key] = weakref.ref(sample)
         return key
 
+    def enter(self, step: int | None) -> None:
+        """A call belongs to a step; the first one of a step lets go of what was finished long before."""
+        if step is None or step == self._step:
+            return
+        self._step = step
+        for live in self.samples.all():
+            begun = live.rollout.step
+            if (
+                begun is not None
+                and begun + _KEPT_STEPS < step
+                and not live.busy
+                and live.rollout.status in _OVER
+            ):
+                self.samples.forget(live.key)
+
     def tell_version(self, step: int | None, version: str) -> None:
-        """An engine said which weights it has."""
-        self._version = (step, version)
+        """An engine said which weights it has; one that is behind the others does not count."""
+        known = self.known_version(step)
+        if known is None or not (known.isdecimal() and version.isdecimal()) or int(version) > int(known):
+            self._version = (step, version)
 
     def known_version(self, step: int | None) -> str | None:
         """Return the weights that are known to be loaded: what an engine last said in this step."""
@@ -154,7 +175,7 @@ class Session:
         counters = self.log.counters if self.log is not None else None
         now = {
             "late_flushes": counters.late_flushes if counters else 0,
-            "unrecorded_requests": counters.dropped_requests if counters else 0,
+            "unrecorded_requests": self.samples.unrecorded,
         }
         new = {name: value - self._counted.get(name, 0) for name, value in now.items()}
         self._counted = now

@@ -13,7 +13,7 @@ import pytest
 from plugin.test_loop import TWO_END_TWO_HOLD, function, quick
 from rollout_log import slime, vime
 from rollout_log.log import LogReader
-from rollout_log.trainer.session import close_session
+from rollout_log.trainer.session import close_session, session_for
 from rollout_log.view import view
 from trainer.conftest import Rig
 from trainer.faults import Fault, InOrder
@@ -209,3 +209,27 @@ def test_a_reward_that_json_has_no_word_for_is_described(rig: Rig, log: Path) ->
     }
     assert first.sample["label"] == str(2**70)
     assert second.sample["metadata"]["rollout_log"]["requests"] == 1
+
+
+def test_memory_holds_what_a_later_step_may_still_take(rig: Rig) -> None:
+    """Without `log_metrics` nobody says what was consumed."""
+    questions = [prompt_text(0, tokens=5)]
+    _, trainer = rig(generate=vime.generate, engine={"versions": "field"}, questions=questions)
+    for step in range(8):
+        trainer.step(step)
+    kept = {live.rollout.step for live in session_for(trainer.args).samples.all()}
+    assert kept == {3, 4, 5, 6, 7}
+    assert trainer.problems == []
+
+
+def test_consumed_samples_leave_the_memory(rig: Rig) -> None:
+    _, trainer = rig(
+        generate=vime.generate,
+        engine={"versions": "field"},
+        questions=[prompt_text(0, tokens=5)],
+        custom_rollout_log_function_path="rollout_log.vime.log_metrics",
+    )
+    trainer.step(0)
+    trainer.evaluate(0, {"easy": [prompt_text(1, tokens=5)]})
+    trainer.step(1)
+    assert session_for(trainer.args).samples.all() == []

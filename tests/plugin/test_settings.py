@@ -12,7 +12,7 @@ import pytest
 
 from plugin.scripted import QUESTION, Scripted, delta, generate, new_sample
 from rollout_log import settings, vime
-from rollout_log.errors import RolloutLogError
+from rollout_log.errors import RecordingFailed, RolloutLogError
 from rollout_log.settings import Settings, SettingsError, read_settings
 from rollout_log.trainer.session import session_for
 from trainer.conftest import Rig
@@ -153,3 +153,26 @@ def test_strict_refuses_a_place_that_cannot_be_written(rig: Rig, tmp_path: Path)
     )
     with pytest.raises((RolloutLogError, OSError), match="file"):
         generate(trainer, vime.generate, Scripted(WHOLE), new_sample())
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_a_log_that_fails_in_mid_run(
+    rig: Rig, strict: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, trainer = rig(generate=vime.generate, questions=[QUESTION], rollout_log_strict=strict)
+    generate(trainer, vime.generate, Scripted(WHOLE), new_sample())
+    log = session_for(trainer.args).log
+    assert log is not None
+    monkeypatch.setattr(log._queue, "_limit", 1)  # as if the disk could not keep up
+    sample = new_sample()
+    if strict:
+        with pytest.raises(RecordingFailed):
+            generate(trainer, vime.generate, Scripted(WHOLE), sample)
+        return
+    for _ in range(2):
+        sample = new_sample()
+        generate(trainer, vime.generate, Scripted(WHOLE), sample)
+        assert (sample.status, sample.tokens[-10:]) == (Status.COMPLETED, TOKENS)
+    extra: dict[str, Any] = {}
+    vime.log_metrics(0, trainer.args, [sample], extra, 1.0)
+    assert extra["perf/rollout_log/unrecorded_requests"] >= 2
