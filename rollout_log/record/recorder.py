@@ -237,7 +237,9 @@ class Recorder:
         watchdog: Watchdog,
         stops: Callable[[], bool] | None,
     ) -> None:
-        headers = {"content-type": "application/json", **call.headers, "accept-encoding": "identity"}
+        headers = httpx.Headers({"content-type": "application/json"})
+        headers.update(call.headers)
+        headers["accept-encoding"] = "identity"
         for ours in (KEY_HEADER, BASE_HEADER):
             headers.pop(ours, None)
         rollout, on_read = exchange.rollout, call.on_read

@@ -81,8 +81,7 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         except BaseException as error:
             _end(exchange, error)
             raise
-        exchange.respond(response.status_code, response.headers.multi_items(), _version(response))
-        response.stream = _AsyncTap(response.stream, exchange)
+        _respond(exchange, response, _AsyncTap)
         return response
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -97,8 +96,7 @@ class RecordingTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         except BaseException as error:
             _end(exchange, error)
             raise
-        exchange.respond(response.status_code, response.headers.multi_items(), _version(response))
-        response.stream = _SyncTap(response.stream, exchange)
+        _respond(exchange, response, _SyncTap)
         return response
 
     async def aclose(self) -> None:
@@ -193,6 +191,15 @@ class _SyncTap(httpx.SyncByteStream):
     def close(self) -> None:
         self._exchange.end("cancelled")
         self._inner.close()
+
+
+def _respond(exchange: Exchange, response: httpx.Response, tap: type[_AsyncTap | _SyncTap]) -> None:
+    exchange.respond(response.status_code, response.headers.multi_items(), _version(response))
+    if response.is_closed:  # made up by the transport, body and all: no client iterates its stream
+        exchange.feed(response.content)
+        exchange.end("eof")
+    else:
+        response.stream = tap(response.stream, exchange)
 
 
 def _end(exchange: Exchange, error: BaseException) -> None:

@@ -86,6 +86,24 @@ async def test_a_whole_stream():
     assert rollout.usage == {"completion_tokens": 2}
 
 
+async def test_headers_go_on_once_and_without_ours():
+    headers = {
+        "X-Rollout-Log-Key": "k",
+        "Accept-Encoding": "gzip",
+        "Content-Type": "text/json",
+        "X-Session-Id": "s",
+    }
+    async with Served(WHOLE) as served:
+        await served.generate(headers=headers)
+        sent = served.engine.requests[0].headers
+    names = [name.lower() for name, _ in sent]
+    assert "x-rollout-log-key" not in names
+    found = {name.lower(): value for name, value in sent}
+    assert (found["accept-encoding"], found["content-type"]) == ("identity", "text/json")
+    assert found["x-session-id"] == "s"
+    assert len(names) == len(set(names))
+
+
 async def test_a_lost_connection_goes_on_where_the_weights_are_known_to_be_the_same():
     async with Served(CUT, REST) as served:
         rollout = await served.generate(weight_version="7")
