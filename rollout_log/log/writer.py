@@ -27,6 +27,7 @@ from rollout_log.log.keeper import Keeper
 from rollout_log.log.queue import RETRY_S, Counters, Queue
 from rollout_log.log.retention import cap_of
 from rollout_log.log.summary import Summary
+from rollout_log.log.terminating import flush_on_sigterm
 from rollout_log.log.waiting import Waiter
 
 __all__ = ["Counters", "Durability", "Log"]
@@ -37,6 +38,9 @@ _SEGMENTS = 4
 """A segment is at most this part of the cap, so that deleting the oldest leaves most of the log …"""
 _LEAST_SEGMENT = 1 << 20
 """… but has at least so many bytes."""
+
+_PATIENCE_S = 2.0
+"""How long SIGTERM waits for a flush."""
 
 _logger = logging.getLogger("rollout_log")
 _logs: dict[str, Log] = {}
@@ -109,7 +113,8 @@ class Log:
             log._start()
             log._references += 1
             _logs[name] = log
-            return log
+        flush_on_sigterm(_flush_all)
+        return log
 
     def __init__(
         self,
@@ -383,6 +388,11 @@ def _close_all() -> None:
     for log in list(_logs.values()):
         log._references = 1
         log.close()
+
+
+def _flush_all() -> None:
+    for log in list(_logs.values()):
+        log.flush_sync(timeout=_PATIENCE_S)
 
 
 def _after_fork_in_child() -> None:
