@@ -93,7 +93,7 @@ def weigh(events: Iterable[Event]) -> int:
     """Return about how many bytes of memory events hold, without encoding them."""
     total = 0
     for event in events:
-        if isinstance(event, (Delta, Body, Tail)):
+        if type(event) is Delta or isinstance(event, (Body, Tail)):
             total += 160 + len(event.data)
         elif isinstance(event, Requested):
             total += 1000 + len(event.body)

@@ -127,7 +127,7 @@ class Queue:
             if self._queued + weight > self._limit:
                 self._full = bool(self._queued)
                 return self._refuse(events, f"more than {self._limit} bytes wait to be written")
-            if not self.accepting and any(isinstance(event, Requested) for event in events):
+            if (self._failing or self._full) and any(isinstance(event, Requested) for event in events):
                 return self._refuse(
                     events, "commits fail" if self._failing else "the queue is still draining"
                 )

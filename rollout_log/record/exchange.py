@@ -86,7 +86,12 @@ class Exchange:
         number = self.number
         deltas = [Delta(number, frame.data, now, frame.raw) for frame in splitter.feed(chunk)]
         if deltas:
-            self._take(deltas)
+            if self._recording:
+                self._write(deltas)
+            try:  # as `_fold`, with less on the way: this is every read of every stream
+                self.sample.rollout.apply_deltas(deltas)
+            except Exception as error:
+                self._break(error)
         if len(self._sizes) >= _READS_PER_EVENT:
             self._take([self._reads()])
 
@@ -136,8 +141,11 @@ class Exchange:
         try:
             self.sample.rollout.apply_all(events)
         except Exception as error:
-            self.broken = self.broken or error
-            self._stop("folding", error)
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        self.broken = self.broken or error
+        self._stop("folding", error)
 
     def _write(self, events: Sequence[Event], summarized_at: int | None = None) -> None:
         """Hand events to the log. What it does not take from the response's length on is missing there."""
