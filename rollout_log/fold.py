@@ -198,6 +198,10 @@ class Rollout:
     def problems(self) -> list[Problem]:
         """Everything that is wrong or noteworthy, in order of discovery; severities in `problems`."""
         found = list(self._noted)
+        for older in self.requests:
+            if older.late_deltas:
+                message = f"{older.late_deltas} frames came after a newer request"
+                found.append(problem("late_delta", older.number, None, message))
         request = self.request
         if request is not None:
             found += self._request_problems(request)
@@ -290,7 +294,7 @@ class Rollout:
         before = self.request
         if before is not None:
             self._settle(before)
-        length = max(len(choice.token_ids) for choice in self.choices.values())
+        length = self.length
         if event.base > length:
             self._note(
                 "log_gap", event.number, length, f"request {event.number} goes on from token {event.base}"
@@ -299,7 +303,8 @@ class Rollout:
             self._check_budget(before, event, info)
         self._truncate(event.base)
         wanted = min(max(info.n, 1), _FORESEEN)
-        self.choices = {i: self.choices.get(i) or Choice(index=i) for i in range(wanted)}
+        first = self.choice_or_first()  # what the request repeats, so what all its choices begin with
+        self.choices = {i: first if i == first.index else first.branch(i) for i in range(wanted)}
         for choice in self.choices.values():
             choice.begin()
         self._so_far = dict.fromkeys(self.choices, 0)
@@ -445,7 +450,7 @@ class Rollout:
             self._note("log_gap", None, length, f"tokens {length} to {base} are missing")
         elif base < length and origin is Origin.OBSERVED:
             request = self.request
-            finished = request is not None and self._ended(request, choice) == "finished"
+            finished = self.status_of(choice) in ("completed", "truncated")
             if finished and request is not None and base >= request.base:
                 self._note(
                     "response_trimmed", request.number, base, f"the last {length - base} tokens were cut"
@@ -503,10 +508,6 @@ class Rollout:
                 yield problem("finish_inferred", number, None, f"taken as {choice.inferred}")
         if request.error is not None and ended in ("finished", "aborted"):
             yield problem("error_after_finish", number, None, request.error)
-        if request.late_deltas:
-            yield problem(
-                "late_delta", number, None, f"{request.late_deltas} frames came after a newer request"
-            )
         if request.undecodable:
             yield problem("undecodable_frame", number, None, f"{request.undecodable}: {request.detail}")
         usage = request.usage.get("completion_tokens") if request.usage else None

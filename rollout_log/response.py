@@ -235,6 +235,12 @@ class Choice(msgspec.Struct):
             wire_text=self.wire_text.copy(),
         )
 
+    def branch(self, index: int) -> Choice:
+        """Return another choice of the same request, which begins with the same tokens."""
+        twin = self.copy()
+        twin.index = index
+        return twin
+
     def inherit(self, length: int, dispatched: dict[int, str]) -> Choice:
         """Return the first `length` tokens as the beginning of a new life of the sample."""
         heir = self.copy()

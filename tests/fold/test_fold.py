@@ -138,6 +138,10 @@ def test_deltas_of_an_older_request_are_counted_and_never_appended() -> None:
     rollout = rolled(requested(), ok(), delta([11]), requested(1, 0, "retry"), delta([99], 0), delta([21], 1))
     assert rollout.choice().token_ids == [21]
     assert rollout.requests[0].late_deltas == 1
+    late = [problem for problem in rollout.problems if problem.code == "late_delta"]
+    assert [(problem.request, problem.message) for problem in late] == [
+        (0, "1 frames came after a newer request")
+    ]
 
 
 def test_observed_tokens_have_mask_zero_and_no_logprob() -> None:
@@ -288,6 +292,42 @@ def test_choices_are_folded_apart_and_the_sample_is_what_its_worst_choice_is() -
     assert [view(rollout, choice=i).token_ids for i in (0, 1)] == [[11], [21]]
     whole = view(rollout)
     assert (whole.status, whole.token_ids, whole.choices) == ("failed", [], 2)
+
+
+def test_all_choices_of_a_request_begin_with_what_it_repeats() -> None:
+    two = {"params": {"n": 2}}
+    rollout = rolled(
+        requested(**two),
+        ok(),
+        delta([11, 12], finish="stop"),
+        delta([21], index=1, finish="stop"),
+        Observed(2, [40]),
+        requested(1, 3, "turn", **two),
+        ok(1),
+        delta([13], 1, finish="stop"),
+        delta([23], 1, index=1, finish="stop"),
+    )
+    assert rollout.choice(0).token_ids == [11, 12, 40, 13]
+    assert rollout.choice(1).token_ids == [11, 12, 40, 23]
+    assert rollout.choice(1).loss_mask == [1, 1, 0, 1]
+    assert [run.request for run in rollout.choice(1).runs] == [0, None, 1]
+    assert codes(rollout) == []
+
+
+def test_a_turn_may_trim_a_response_whose_finish_was_inferred() -> None:
+    rollout = rolled(
+        requested(),
+        ok(),
+        delta([11, 12]),
+        Ended(0, "eof"),
+        Marked("finish_inferred", {"finish_reason": "stop"}),
+        Observed(1, [40]),
+        requested(1, 2, "turn"),
+    )
+    assert [code for code in codes(rollout) if code != "no_terminal"] == [
+        "response_trimmed",
+        "finish_inferred",
+    ]
 
 
 def test_a_request_for_a_thousand_million_choices_costs_no_memory() -> None:
