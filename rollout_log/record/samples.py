@@ -43,7 +43,11 @@ __all__ = ["LiveSample", "Samples"]
 
 _HOST = socket.gethostname()
 _KEPT_IDLE = 16_384
-"""Samples without an open request that stay in memory, so that a resume finds them."""
+"""Samples that stay in memory, so that a resume finds them; those with an open request always do."""
+_KEPT_TOKENS = 8 << 20
+"""Tokens that those without an open request may have, at about 70 bytes each."""
+_COUNT_EVERY = 256
+"""Samples that open between two times that the tokens are counted."""
 
 
 class LiveSample:
@@ -149,6 +153,7 @@ class Samples:
         """Requests that the log did not take."""
         self._live: OrderedDict[str, LiveSample] = OrderedDict()
         self._lock = threading.RLock()
+        self._opened = 0
 
     def get(self, key: str) -> LiveSample | None:
         """Return the newest life of a sample, None when this process has not seen it."""
@@ -171,9 +176,9 @@ class Samples:
             host=_HOST,
         )
         with self._lock:
+            self._forget_idle()
             sample = self._live[opened.key] = LiveSample(opened, self._log, state)
             sample.path, sample.model = path, model
-            self._forget_idle()
             sample.open()
 
     def forget(self, key: str) -> None:
@@ -322,17 +327,26 @@ class Samples:
             fields["prompt_token_ids"] = list(info.token_ids)
         sample = LiveSample(msgspec.structs.replace(template, **fields), self._log)
         sample.path, sample.model = path, info.model
-        self._live[key] = sample
         self._forget_idle()
+        self._live[key] = sample
         sample.open()
         return sample
 
     def _forget_idle(self) -> None:
-        while len(self._live) > _KEPT_IDLE:
+        """Before another sample comes, keep within the limits; those go first that were used longest ago."""
+        self._opened += 1
+        tokens = 0
+        if self._opened % _COUNT_EVERY == 0:
+            tokens = sum(_tokens_of(sample) for sample in self._live.values() if not sample.busy)
+        while len(self._live) > _KEPT_IDLE or tokens > _KEPT_TOKENS:
             key = next((key for key, sample in self._live.items() if not sample.busy), None)
             if key is None:
                 return
-            del self._live[key]
+            tokens -= _tokens_of(self._live.pop(key))
+
+
+def _tokens_of(sample: LiveSample) -> int:
+    return len(sample.rollout.prompt_token_ids) + sample.rollout.length
 
 
 def _belongs(sample: LiveSample, path: str, info: RequestInfo) -> bool:

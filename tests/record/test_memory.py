@@ -1,0 +1,49 @@
+"""What stays in memory of samples that are not being generated any more."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rollout_log.record import samples as registry
+from rollout_log.record.samples import Samples
+
+
+def generate(samples: Samples, key: str, *, end: bool = True) -> None:
+    body = json.dumps({"model": "m", "token_ids": [1] * 10, "sampling_params": {}, "stream": True}).encode()
+    exchange = samples.request(key, path="/inference/v1/generate", body=body)
+    if end:
+        exchange.end("eof")
+
+
+def kept(samples: Samples) -> list[str]:
+    return [sample.key for sample in samples.all()]
+
+
+def test_samples_are_forgotten_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_KEPT_IDLE", 3)
+    samples = Samples(None)
+    for place in range(6):
+        generate(samples, f"k{place}")
+    # The limit holds before another one comes.
+    assert kept(samples) == ["k2", "k3", "k4", "k5"]
+
+
+def test_samples_are_forgotten_by_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_KEPT_TOKENS", 25)
+    monkeypatch.setattr(registry, "_COUNT_EVERY", 1)
+    samples = Samples(None)
+    for place in range(5):
+        generate(samples, f"k{place}")
+    # 20 tokens of two, and the newest one.
+    assert kept(samples) == ["k2", "k3", "k4"]
+
+
+def test_an_open_request_keeps_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_KEPT_IDLE", 2)
+    samples = Samples(None)
+    generate(samples, "open", end=False)
+    for place in range(4):
+        generate(samples, f"k{place}")
+    assert kept(samples) == ["open", "k2", "k3"]
