@@ -97,6 +97,8 @@ def _blocks(found: Statistics) -> str | None:
 def _sealing(found: Statistics) -> str | None:
     if not found.block_bytes or not found.sealed_bytes:
         return None
+    if found.sealed_bytes >= found.block_bytes:
+        return "done"
     return f"would leave about {found.sealed_bytes / found.block_bytes:.0%} of the blocks"
 
 

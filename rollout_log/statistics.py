@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import zstandard
 
 from rollout_log.events import Delta, Event, Requested
 from rollout_log.fold import Rollout
 from rollout_log.log import Block, Entry, LogReader
+from rollout_log.log.block import COLUMNS
 from rollout_log.log.directory import segments_of, writers_of
+from rollout_log.log.group import Run, pack_group, split_events
+from rollout_log.log.sealing import GROUP
 
 __all__ = ["Distribution", "Moment", "Statistics", "measure"]
 
@@ -26,7 +28,8 @@ BUCKETS = 60
 """Of the timeline."""
 _MOST_KEPT = 1 << 20
 """Values of a distribution that are kept; beyond that, a random choice of them."""
-_SEALED_LEVEL = 9
+_MOST_PACKED = 16 << 20
+"""Bytes of events that are packed to see what sealing gains: a second or two."""
 
 
 class Distribution(msgspec.Struct):
@@ -82,7 +85,7 @@ class Statistics(msgspec.Struct):
     event_bytes: int
     """What the blocks hold, before compression."""
     sealed_bytes: int
-    """What they would weigh if each sample were compressed as a whole."""
+    """What they weigh in sealed segments, or would; some are packed to see, where there are many."""
 
 
 def measure(reader: LogReader, most: int | None = 1000) -> Statistics:
@@ -171,6 +174,36 @@ class _Values:
         return Distribution(self._count, values[at // 2], values[round(at * 0.99)], values[-1])
 
 
+class _Sealing:
+    """What blocks would weigh in sealed segments: some are packed to see, and stand for the others."""
+
+    def __init__(self) -> None:
+        self._sealed = self._unsealed = self._tried = self._packed = 0
+        self._runs: list[Run] = []
+        self._size = 0
+
+    def add(self, block: Block) -> None:
+        if block.codec == COLUMNS:
+            self._sealed += block.stored
+            return
+        self._unsealed += len(block.payload)
+        if self._tried + self._size < _MOST_PACKED:
+            self._runs.append(Run(block.ordinal, block.first, split_events(block.payload)))
+            self._size += len(block.payload)
+            if self._size >= GROUP:
+                self._pack()
+
+    def estimate(self) -> int:
+        if self._runs:
+            self._pack()
+        return self._sealed + (self._unsealed * self._packed // self._tried if self._tried else 0)
+
+    def _pack(self) -> None:
+        self._packed += len(pack_group(self._runs))
+        self._tried += self._size
+        self._runs, self._size = [], 0
+
+
 class _Measured:
     """What the events of some samples tell."""
 
@@ -178,7 +211,8 @@ class _Measured:
         self.first_token = _Values()
         self.between_tokens = _Values()
         self.loss_window = _Values()
-        self.blocks = self.events = self.block_bytes = self.event_bytes = self.sealed_bytes = 0
+        self.blocks = self.events = self.block_bytes = self.event_bytes = 0
+        self._sealing = _Sealing()
         self._arrivals: Counter[int] = Counter()
         """Tokens by second."""
 
@@ -186,19 +220,21 @@ class _Measured:
         """Take in a sample."""
         rollout = Rollout()
         last: dict[int, int] = {}
-        payloads: list[bytes] = []
         for block in blocks:
             events = block.events()
             self.blocks += 1
             self.events += block.count
             self.block_bytes += block.stored
-            payloads.append(block.payload)
-            self._wait(events)
+            self.event_bytes += len(block.payload)
+            self._sealing.add(block)
+            if block.codec != COLUMNS:  # a sealed one is no longer what was committed together
+                self._wait(events)
             for event in events:
                 self._apply(rollout, event, last)
-        whole = b"".join(payloads)
-        self.event_bytes += len(whole)
-        self.sealed_bytes += len(zstandard.ZstdCompressor(level=_SEALED_LEVEL).compress(whole))
+
+    @property
+    def sealed_bytes(self) -> int:
+        return self._sealing.estimate()
 
     def _wait(self, events: Sequence[Event]) -> None:
         """Take the time between the first and the last frame of one request in a block."""

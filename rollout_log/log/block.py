@@ -23,8 +23,8 @@ __all__ = ["MAGIC", "Block", "Claim", "pack_blocks", "read_claim", "unpack_block
 
 MAGIC = b"RLB1"
 VERSION = 1
-RAW, ZSTD = 0, 1
-"""Codecs. 2 to 127 are reserved for sealed segments (columns), 128 and above for private use."""
+RAW, ZSTD, COLUMNS = 0, 1, 2
+"""Codecs. Columns: rebuilt from a sealed segment, and never stored as a block. 128 and above: private use."""
 
 COMPRESS_ABOVE = 512
 """Bytes. Above that a value soon leaves its leaf page for overflow pages of 4 kB, so smaller pays twice."""

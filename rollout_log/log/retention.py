@@ -73,7 +73,7 @@ def read_pruned(folder: Path) -> list[Pruned]:
     """Return what was deleted of a writer's segments, by number. Raises `LogDamaged`."""
     try:
         return msgspec.json.decode((folder / PRUNED).read_bytes(), type=list[Pruned])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a fixture is a file
         return []
     except msgspec.DecodeError as error:
         raise LogDamaged(f"{folder / PRUNED} cannot be read: {error}") from error

@@ -19,7 +19,7 @@ import msgspec
 import zstandard
 
 from rollout_log.errors import LogDamaged, NotALog
-from rollout_log.log.block import Block, writer_identity
+from rollout_log.log.block import COLUMNS, Block, writer_identity
 from rollout_log.log.chunk import EVENTS, HEADER_SIZE, META, SAMPLES, TABLE, Chunk, read_chunk
 from rollout_log.log.directory import FORMAT, check_format, segment_number
 from rollout_log.log.group import Run, encode_items, unpack_group
@@ -38,8 +38,6 @@ __all__ = [
     "file_hash",
 ]
 
-COLUMNS = 2
-"""The codec of blocks that were rebuilt from columns."""
 HEAD = b"RLSEALED" + struct.pack(">HHI", *FORMAT, 0)
 TAIL = struct.Struct(">8sQ32s")
 """Magic, offset of the chunk that says where everything is, BLAKE2b-32 of all bytes before."""

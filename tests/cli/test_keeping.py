@@ -37,6 +37,8 @@ def content_of(path):
 
 def test_seal(log, call):
     before = content_of(log)
+    promised = call("stats", log, "--json").json
+    assert promised["sealed_bytes"] * 2 < promised["block_bytes"]
     result = call("seal", log, "--json")
     done = [msgspec.convert(line, Done) for line in result.json_lines]
     assert (result.code, [each.what for each in done]) == (0, ["sealed", "sealed"])
@@ -44,6 +46,9 @@ def test_seal(log, call):
     assert content_of(log) == before
     assert call("verify", log).code == 0
     assert call("seal", log).out == "nothing to seal\n"
+    stats = call("stats", log, "--json").json
+    assert stats["sealed_bytes"] == stats["block_bytes"] <= sum(each.bytes for each in done)
+    assert stats["loss_window"]["count"] == 0, "a sealed segment does not tell what was committed together"
 
 
 def test_seal_leaves_live_writers_alone(log, call):
