@@ -41,9 +41,10 @@ def _told(rollout: Any, choice: int | None) -> dict[str, Any]:
     shown = view(rollout, choice=choice)
     told = {name: value for name, value in msgspec.to_builtins(shown).items() if name not in _ONCE_ONLY}
     told["versions"] = [span.version for span in shown.weight_versions]
-    # How often a request was made in vain depends on how long an engine takes to start.
-    told["ends"] = list(dict.fromkeys((each.http_status, each.ended) for each in shown.requests))
+    # What is met in between depends on how long an engine takes to start.
+    first, last = shown.requests[0], shown.requests[-1]
+    told["ends"] = [(each.http_status, each.ended) for each in (first, last)]
     told["problems"] = sorted({problem.code for problem in shown.problems})
-    if len(shown.requests) == 1:
-        told["tokens"] = (shown.requests[0].base, shown.requests[0].tokens)
+    if first is last:
+        told["tokens"] = (first.base, first.tokens)
     return told
