@@ -97,7 +97,8 @@ def test_top_p_sets_survive_an_abort(rig: Rig, restart: bool) -> None:
     rest = [delta(TOKENS[4:], 4, "stop", sampling_mask=SETS[4:]), "[DONE]"]
     generate(trainer, vime.generate, Scripted(rest), sample)
     assert sample.status is Status.COMPLETED
-    assert sample.rollout_top_p_token_ids.dtype == sample.rollout_top_p_token_offsets.dtype == np.int32
+    assert np.asarray(sample.rollout_top_p_token_ids).dtype == np.int32
+    assert np.asarray(sample.rollout_top_p_token_offsets).dtype == np.int32
     assert sample.rollout_top_p_token_ids.tolist() == IDS
     assert sample.rollout_top_p_token_offsets.tolist() == OFFSETS
 
@@ -154,7 +155,7 @@ def test_routed_experts_of_an_aborted_and_of_a_finished_request(rig: Rig) -> Non
     rest = [delta(TOKENS[4:], 4, "stop", routed_experts=npy(routes(rows))), "[DONE]"]
     generate(trainer, vime.generate, Scripted(rest), sample)
     assert sample.status is Status.COMPLETED
-    assert sample.rollout_routed_experts.dtype == np.int32
+    assert np.asarray(sample.rollout_routed_experts).dtype == np.int32
     assert np.array_equal(sample.rollout_routed_experts, routes(rows))
 
 
