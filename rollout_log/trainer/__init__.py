@@ -1,6 +1,8 @@
-"""What the plug-ins for vime and slime share.
+"""What the plug-ins for vime and slime share; each of them is this with a `Host` of its own.
 
-`host` is what differs between the two; `session` the log of this process; `sample` how a rollout grows into
-the trainer's sample; `generate` the generate function itself; `metrics` the end of a step. The plug-ins,
-`rollout_log.vime` and `rollout_log.slime`, are these with one host or the other.
+`host` is what differs between the two, `session` what a process keeps: settings, log, samples.
+A call: `generate`, with `prompt` (its ids), `opening` (what is known at its start), `sample` (how tokens get
+into it), `arrays`, and `tally` (what it cost). Functions of others: `recorded`, by their `paths`.
+The end of a step: `metrics`, with `closing` (what the fold does not tell) and `storable` (as JSON).
+After a crash: `recovery` (what the log has) and `resuming` (how the trainer gets it).
 """
