@@ -59,7 +59,12 @@ class Controls:
         """The server's own address."""
         self.loopback = loopback
         """Only then may a client ask for faults."""
-        self.weight_version = "default"
+
+    @property
+    def weight_version(self) -> str:
+        """What a client last set, else the one that the recording began with."""
+        recorded = (each.weight_version for each in self.desk.matcher.recordings)
+        return self.desk.weight_version or next(filter(None, recorded), "default")
 
     def answer(self, request: Request) -> Answer | None:
         """Answer a control request; None for any other."""
@@ -100,6 +105,7 @@ class Controls:
                 ]
             },
             "/is_paused": {"is_paused": not self.desk.gate.open},
+            "/weight_info": {"weight_version": self.weight_version},
             "/get_weight_version": {"weight_version": self.weight_version},
             "/model_info": {"model_path": self._models()[0], "weight_version": self.weight_version},
             "/get_model_info": {"model_path": self._models()[0], "weight_version": self.weight_version},
@@ -133,7 +139,7 @@ class Controls:
             version = body.get("new_version", body.get("weight_version"))
             if version is None:
                 return _json({"success": False, "message": "new_version is missing"}, 400)
-            self.weight_version = desk.weight_version = str(version)
+            desk.weight_version = str(version)
             return _json({"success": True, "message": "", "new_version": self.weight_version})
         return self._own(path, request) if path.startswith("/_rollout_log/") else None
 

@@ -89,7 +89,14 @@ class Desk:
         """The response is over, or its client is gone. A second time does nothing."""
         match = self.playing.pop(playback, None)
         if match is not None:
-            self.matcher.release(match, finished=playback.finished, ended=not playback.struck)
+            script = playback.script
+            self.matcher.release(
+                match,
+                script.numbers,
+                tokens=script.tokens_at(playback.sent),
+                finished=playback.finished,
+                ended=not playback.struck,
+            )
 
     def abort(self, request_ids: Iterable[str] | None = None) -> int:
         """Abort the responses with these ids, or all; returns how many."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -63,6 +63,8 @@ class Recording:
         self.busy = False
         self.finished = False
         """The last response that was served had its finish."""
+        self.reached = 0
+        """Token ids, prompt included, that a client has by the last response."""
         self._load = load
         self._exchanges: list[RecordedExchange] | None = None
         info = dialect.read_request(first.body) if dialect else RequestInfo()
@@ -75,6 +77,8 @@ class Recording:
             else None
         )
         self.model = info.model
+        self.weight_version = first.weight_version
+        """Known when it was first asked for."""
         self.meaning = meaning_of(first.body) if self.prompt is None else ""
 
     @property
@@ -190,17 +194,29 @@ class Matcher:
         """Count a miss that nothing will mend."""
         self.misses.append(str(miss))
 
-    def release(self, match: Match, *, finished: bool, ended: bool = True) -> None:
-        """The response is over: `finished` when the client was given its finish, `ended` unless it was a
-        fault that ended it. Then the recorded end is still to come, and the recording as good as unasked."""
+    def release(
+        self,
+        match: Match,
+        numbers: Collection[int] = (),
+        *,
+        tokens: int = 0,
+        finished: bool,
+        ended: bool = True,
+    ) -> None:
+        """The response, made of the exchanges with these numbers, is over after so many tokens.
+
+        `finished` when the client was given its finish, `ended` unless it was a fault that ended it. Then
+        the recorded end is still to come, and the recording as good as unasked.
+        """
         with self._lock:
-            recording, number = match.recording, match.exchange.number
+            recording, numbers = match.recording, numbers or (match.exchange.number,)
             if ended:
-                recording.ended.add(number)
+                recording.ended.update(numbers)
             else:
-                recording.served.discard(number)
+                recording.served.difference_update(numbers)
             recording.busy = False
             recording.finished = finished
+            recording.reached = len(match.exchange.info.token_ids or ()) + match.offset + tokens
             if finished and not recording.unserved:
                 recording.forget()
 
@@ -258,7 +274,7 @@ class Matcher:
                     search.busy = True
                 elif match.exchange.number not in each.served:
                     return match
-                elif later is None or (later.recording.finished and not each.finished):
+                elif later is None or _distance(match, ids) < _distance(later, ids):
                     later = match
             if later is not None:
                 return later
@@ -326,6 +342,12 @@ class Matcher:
             prompt, shared = near
             recording = self._by_prompt[endpoint, prompt][0]
             search.note((shared, 0), recording.name, _differ_at(shared, ids, prompt))
+
+
+def _distance(match: Match, ids: list[int] | None) -> tuple[bool, int]:
+    """Return how far a request is from where a recording's last response ended; one with a finish is out."""
+    recording = match.recording
+    return recording.finished, 0 if ids is None else abs(recording.reached - len(ids))
 
 
 def _offset(exchange: RecordedExchange, ids: list[int]) -> int | None:

@@ -50,6 +50,8 @@ class Script:
     responded: int = 0
     request_id: str | None = None
     streamed: bool = True
+    numbers: tuple[int, ...] = ()
+    """Of the recorded requests it is made of."""
     slow: float = 0.0
     """Seconds before each piece, on top of the recorded pace."""
     faulty: bool = False

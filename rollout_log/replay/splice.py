@@ -39,6 +39,7 @@ def script_of(match: Match, *, hold: bool, go: bool) -> Script:
         ended=exchange.ended,
         responded=exchange.responded,
         request_id=_request_id(exchange),
+        numbers=(exchange.number,),
         streamed=exchange.whole is None,
         versions=versions_of(exchange),
     )
@@ -75,6 +76,7 @@ def _splice(match: Match, chain: list[RecordedExchange], *, hold: bool) -> Scrip
         responded=first.responded,
         ended=first.responded,
         request_id=_request_id(first),
+        numbers=tuple(each.number for each in chain),
     )
     skip, carried = match.offset, None
     for each, following in zip(chain, [*chain[1:], None], strict=True):
@@ -83,10 +85,9 @@ def _splice(match: Match, chain: list[RecordedExchange], *, hold: bool) -> Scrip
         limit = None if following is None else _kept(each, following)
         carried = _add(script, each, rebase, skip, limit) or carried
         skip = 0
-    served = match.recording.served
     if hold and last.number not in match.recording.ended:
         script.hold = _hold_at(script)
-    served.update(each.number for each in chain)
+    match.recording.served.update(script.numbers)
     return script
 
 

@@ -35,10 +35,11 @@ __all__ = ["FunctionNotFound", "PlainSample", "load_function", "run_through"]
 
 _logger = logging.getLogger("rollout_log")
 
-_ARRIVES_S = 0.1
-"""How long what was sent may take to reach the function, in this process, before its task is cancelled."""
+_ARRIVES_S, _ARRIVES_TURNS = 0.1, 500
+"""How long what was sent may take to reach the function before its task is cancelled, and how many turns of
+the event loop: each one asks the sockets, and on a busy machine there may be few in a second."""
 
-_LEAVES_S = 5.0
+_LEAVES_S = 30.0
 """How long the server may take to notice that a client has gone."""
 
 Generate = Callable[..., Awaitable[Any]]
@@ -177,7 +178,7 @@ class _Run:
             if held and not by_task:
                 self.server.desk.abort()
             elif held and not cancelled:
-                await asyncio.sleep(_ARRIVES_S)
+                await _arrive()
                 cancelled = task.cancel()
             await asyncio.wait([task], timeout=0.005)
         deadline = time.monotonic() + _LEAVES_S
@@ -195,6 +196,13 @@ class _Run:
         if self.exchanges[0].requested.dialect == "sglang":
             return dict(recorded)
         return {ours: recorded[theirs] for ours, theirs in _NAMES.items() if theirs in recorded}
+
+
+async def _arrive() -> None:
+    """Let what was sent reach the function."""
+    await asyncio.sleep(_ARRIVES_S)
+    for _ in range(_ARRIVES_TURNS):
+        await asyncio.sleep(0)
 
 
 def _sample(opened: Opened, rollout: Rollout) -> Any:
