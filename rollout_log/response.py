@@ -160,36 +160,48 @@ class Choice(msgspec.Struct):
     def weight_versions(self, dispatched: dict[int, str]) -> list[VersionSpan]:
         """Return who made which tokens: as told, else as known at dispatch (request number -> version)."""
         spans: list[VersionSpan] = []
-        for span in sorted([*self.told, *self._assumed(dispatched)], key=lambda span: span.start):
+        assumed = [span for _, span in self._assumed(dispatched)]
+        for span in sorted([*self.told, *assumed], key=lambda span: span.start):
             if spans and spans[-1].version == span.version and spans[-1].end == span.start:
                 spans[-1] = VersionSpan(span.version, spans[-1].start, span.end)
             else:
                 spans.append(span)
         return spans
 
-    def _assumed(self, dispatched: dict[int, str]) -> Iterator[VersionSpan]:
+    def _assumed(self, dispatched: dict[int, str]) -> Iterator[tuple[Run, VersionSpan]]:
+        """Yield the generated runs of which the engine told nothing, with the version known at dispatch."""
+        told = sorted(self.told, key=lambda span: span.start)
+        at = 0
         for run in self.runs:
+            while at < len(told) and told[at].end <= run.start:
+                at += 1
             if run.origin is not Origin.GENERATED or run.request not in dispatched:
                 continue
-            if not any(span.start < run.end and span.end > run.start for span in self.told):
-                yield VersionSpan(dispatched[run.request], run.start, run.end)
+            if at == len(told) or told[at].start >= run.end:
+                yield run, VersionSpan(dispatched[run.request], run.start, run.end)
+
+    def _without_logprobs(self) -> Iterator[tuple[Run, int, int]]:
+        """Yield the stretches of `absent`, cut where runs end."""
+        at = 0
+        for start, end in self.absent:
+            while at < len(self.runs) and self.runs[at].end <= start:
+                at += 1
+            here = at
+            while here < len(self.runs) and self.runs[here].start < end:
+                run = self.runs[here]
+                yield run, max(start, run.start), min(end, run.end)
+                here += 1
 
     def problems(self, wants_logprobs: set[int], dispatched: dict[int, str]) -> Iterator[Problem]:
         """Yield what is wrong with the tokens that are there now."""
-        missing = [
-            (run.request, max(start, run.start), min(end, run.end))
-            for start, end in self.absent
-            for run in self.runs
-            if run.request in wants_logprobs and start < run.end and end > run.start
-        ]
-        for request, start, end in missing:
-            yield problem("missing_logprobs", request, start, f"{end - start} tokens came without log-probs")
+        for run, start, end in self._without_logprobs():
+            if run.request in wants_logprobs:
+                message = f"{end - start} tokens came without log-probs"
+                yield problem("missing_logprobs", run.request, start, message)
         yield from self._oddities()
-        for span in self._assumed(dispatched):
-            number = self.request_at(span.start)
-            yield problem(
-                "version_assumed", number, span.start, f"version {span.version}, as known at dispatch"
-            )
+        for run, span in self._assumed(dispatched):
+            message = f"version {span.version}, as known at dispatch"
+            yield problem("version_assumed", run.request, span.start, message)
         for before, after in pairwise(self.weight_versions(dispatched)):
             if (
                 before.version.isdecimal()
