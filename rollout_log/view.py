@@ -12,8 +12,9 @@ import msgspec
 
 from rollout_log.engines import VersionSpan
 from rollout_log.events import Cause
-from rollout_log.fold import Outcome, Request, Rollout, Status
+from rollout_log.fold import Rollout
 from rollout_log.problems import Problem
+from rollout_log.request import Outcome, Request, Status
 from rollout_log.response import Choice
 
 __all__ = ["RequestView", "SampleView", "view"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollout_log.fold import Request, Rollout
+from rollout_log.fold import Rollout
+from rollout_log.request import Request
 
 __all__ = ["first_token_ns", "request_end_ns", "sample_span_ns", "version_starts_ns"]
 

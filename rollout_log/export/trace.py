@@ -16,7 +16,8 @@ from rollout_log.ascii_json import to_json
 from rollout_log.errors import RolloutLogError
 from rollout_log.export.samples import Options, Sample, text_file, whole
 from rollout_log.export.times import first_token_ns, request_end_ns, sample_span_ns
-from rollout_log.fold import Request, Rollout
+from rollout_log.fold import Rollout
+from rollout_log.request import Request
 
 __all__ = ["carrier", "dump", "write"]
 

@@ -19,7 +19,7 @@ import msgspec
 from rollout_log.engines import RequestInfo, dialect_for
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Cause, Closed, Opened
-from rollout_log.fold import CAN_BE_INFERRED, Rollout
+from rollout_log.fold import Rollout
 from rollout_log.record.continuation import may_continue, request_from
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
 from rollout_log.record.evidence import Evidence, evidence_of_finish
@@ -29,6 +29,7 @@ from rollout_log.record.retry import Backoff, judge
 from rollout_log.record.samples import Samples
 from rollout_log.record.transport import EXTENSION
 from rollout_log.record.watchdog import Watchdog, take_back_cancel
+from rollout_log.request import CAN_BE_INFERRED
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rollout_log.fold import Request, Rollout
+from rollout_log.fold import Rollout
+from rollout_log.request import Request
 
 __all__ = ["Backoff", "Verdict", "judge"]
 
@@ -50,9 +51,16 @@ def judge(rollout: Rollout, request: Request, *, retry_without_terminal: bool = 
     if ended == "engine_error":
         code = request.error_code if request.error_code is not None else 500
         return _by_code(code, f"error frame of code {code}: {request.error}")
+    if ended == "no_terminal" and (encoding := _encoding_of(rollout, request)):
+        return Verdict("refused", f"the answer came compressed ({encoding}), though identity was asked for")
     if ended == "no_terminal":
         return Verdict("retry" if retry_without_terminal else "final", "no_terminal")
     return Verdict("retry", f"{ended}: {request.detail or 'no detail'}")
+
+
+def _encoding_of(rollout: Rollout, request: Request) -> object:
+    marks = (mark.fields for mark in rollout.marks if mark.name == "encoded_body")
+    return next((fields.get("encoding") for fields in marks if fields.get("request") == request.number), None)
 
 
 def _by_code(code: int, reason: str) -> Verdict:

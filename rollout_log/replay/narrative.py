@@ -28,7 +28,8 @@ from rollout_log.events import (
     Unknown,
     Unrecorded,
 )
-from rollout_log.fold import Request, Rollout
+from rollout_log.fold import Rollout
+from rollout_log.request import Request
 
 __all__ = ["Line", "clock_of", "narrate", "until"]
 

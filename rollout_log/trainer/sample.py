@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rollout_log.fold import Request, Rollout
+from rollout_log.fold import Rollout
+from rollout_log.request import Request
 from rollout_log.trainer.arrays import int32, routed_experts
 from rollout_log.trainer.host import Heads
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rollout_log.fold import Request, Rollout
+from rollout_log.fold import Rollout
+from rollout_log.request import Request
 
 __all__ = ["METADATA", "add_up", "facts_of", "tally"]
 

@@ -15,8 +15,9 @@ from rollout_log.ascii_json import to_json
 from rollout_log.export.report.arrivals import Followed
 from rollout_log.export.report.vocabulary import Vocabulary
 from rollout_log.export.times import request_end_ns, sample_span_ns
-from rollout_log.fold import Request, Rollout
+from rollout_log.fold import Rollout
 from rollout_log.log import Entry
+from rollout_log.request import Request
 from rollout_log.response import Choice
 
 __all__ = ["Bar", "Detail", "Lane", "Mark", "Tokens", "detail_of", "lane_of", "unreadable"]
