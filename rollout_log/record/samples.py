@@ -35,6 +35,7 @@ from rollout_log.record.elision import elide
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import safe_headers, safe_url
 from rollout_log.record.summary import summarize
+from rollout_log.response import Origin
 
 if TYPE_CHECKING:
     from rollout_log.log import Log
@@ -111,12 +112,18 @@ class LiveSample:
         if self._unrecorded_from is None or length < self._unrecorded_from:
             self._unrecorded_from = length
 
-    def make_up(self, base: int) -> list[Unrecorded]:
+    def make_up(self, base: int) -> list[Observed | Unrecorded]:
         """Return what must be written first, before a request at `base`, to close a gap."""
         start, self._unrecorded_from = self._unrecorded_from, None
-        if start is None or start >= base:
+        if start is None:
             return []
-        return [Unrecorded(base=start, token_ids=self.rollout.choice_or_first().token_ids[start:base])]
+        choice = self.rollout.choice_or_first()
+        events: list[Observed | Unrecorded] = []
+        for run in choice.runs:
+            kind = Observed if run.origin is Origin.OBSERVED else Unrecorded
+            if token_ids := choice.token_ids[max(run.start, start) : min(run.end, base)]:
+                events.append(kind(max(run.start, start), token_ids))
+        return events
 
     def close(self, closed: Closed) -> None:
         """Write down what the trainer made of the sample."""
@@ -289,8 +296,12 @@ class Samples:
     def _child(self, parent: LiveSample, path: str, info: RequestInfo, opened: Opened | None) -> LiveSample:
         if (child := self._taken_up(parent, path, info)) is not None:
             return child
-        parent.children += 1
-        return self._open(f"{parent.key}~{parent.children}", path, info, opened, parent=parent.key)
+        while True:
+            parent.children += 1
+            name = f"{parent.key}~{parent.children}"
+            there = self._live.get(name)
+            if there is None or there.opened.parent == parent.key:  # of an older life, but nobody else's
+                return self._open(name, path, info, opened, after=there, parent=parent.key)
 
     def _taken_up(self, parent: LiveSample, path: str, info: RequestInfo) -> LiveSample | None:
         """Return the child that a request takes up exactly where it stands; of several, the longest."""

@@ -197,6 +197,28 @@ def test_a_caller_that_says_so_supersedes_an_open_request():
     assert first.ended
 
 
+def test_a_child_takes_no_name_that_is_a_sample_of_its_own():
+    client = Client("k~2")
+    client.ask([5], [51])
+    client.key = "k"
+    client.ask([1, 2], [11])
+    assert client.ask([7, 8], [21]).key == "k~3"
+    client.key = "k~2"
+    exchange = client.ask([5, 51, 60], [52])
+    assert (exchange.key, exchange.rollout.choice().token_ids) == ("k~2", [51, 60, 52])
+
+
+def test_the_child_of_a_new_life_is_a_new_life_as_well():
+    client = Client()
+    client.ask([1, 2], [11])
+    first = client.ask([7, 8], [21])
+    client.samples.get("k").close(Closed())
+    client.ask([1, 2], [31])
+    second = client.ask([7, 8], [41])
+    assert (first.key, second.key) == ("k~2", "k~2")
+    assert (first.rollout.opened.incarnation, second.rollout.opened.incarnation) == (0, 1)
+
+
 def test_a_closed_sample_begins_a_new_life():
     client = Client()
     first = client.ask([1, 2], [11])
@@ -286,6 +308,27 @@ def test_a_request_the_log_did_not_take_is_made_up_for_by_the_next():
     assert recorded.choice().token_ids == [11, 12, 13, 14, 15]
     assert "log_gap" in [problem.code for problem in recorded.problems]
     assert again.rollout.choice().token_ids == [11, 12, 13, 14, 15]
+
+
+def test_what_the_environment_added_meanwhile_is_made_up_for_as_its_own():
+    log = Listening()
+    client = Client()
+    client.samples = Samples(log)  # type: ignore[arg-type]
+    client.ask([1, 2], [11])
+    log.accepts = False
+    client.ask([1, 2, 11, 40], [12])
+    log.accepts = True
+    live = client.ask([1, 2, 11, 40, 12, 41], [13]).rollout.choice()
+    recorded = fold(enumerate(log.events)).choice()
+    assert recorded.token_ids == live.token_ids == [11, 40, 12, 41, 13]
+    assert recorded.loss_mask == live.loss_mask == [1, 0, 1, 0, 1]
+    assert [run.origin.value for run in recorded.runs] == [
+        "generated",
+        "observed",
+        "unrecorded",
+        "observed",
+        "generated",
+    ]
 
 
 def test_a_sample_that_began_unrecorded_is_made_up_for_as_well():
