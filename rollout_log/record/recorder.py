@@ -115,8 +115,8 @@ class Recorder:
 
         `options` are those of `Call`. Raises `GenerationRefused` when the engine will not serve the request,
         `GenerationFailed` when the retries are used up; both carry the rollout. A cancellation raises
-        `CancelledError` and leaves the sample aborted, unless the finish had come: then the finished sample
-        is returned.
+        `CancelledError` and leaves the sample aborted (or, between two tries, as the last one left it),
+        unless the finish had come: then the finished sample is returned.
         """
         return await self.run(Call(key=key, url=url, body=body, **options))
 

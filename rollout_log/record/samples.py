@@ -7,6 +7,7 @@ the log as events, which the log writes in its own thread.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollout_log.engines import RequestInfo, dialect_for
+from rollout_log.errors import RecordingFailed
 from rollout_log.events import (
     Cause,
     Closed,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveSample", "Samples"]
 
+_logger = logging.getLogger("rollout_log")
 _HOST = socket.gethostname()
 _KEPT_IDLE = 16_384
 """Samples that stay in memory, so that a resume finds them; those with an open request always do."""
@@ -89,10 +92,19 @@ class LiveSample:
         self.write([self.opened], summarized=True)
 
     def write(self, events: Sequence[Event], *, summarized: bool = False) -> bool:
-        """Hand events to the log; False when it did not take them. They are folded already."""
-        log = self._log
-        if log is None:
+        """Hand events to the log; False when it did not take them. Raises only where the log is strict.
+
+        `summarized`: the events are folded already, and the sample's summary goes with them.
+        """
+        try:
+            return self._log is not None and self._append(self._log, events, summarized)
+        except RecordingFailed:
+            raise
+        except Exception as error:
+            _logger.warning("recording of %r stopped: %s: %s", self.key, type(error).__name__, error)
             return False
+
+    def _append(self, log: Log, events: Sequence[Event], summarized: bool) -> bool:
         summary = None
         if summarized:
             if self._ordinal is None or self._pid != os.getpid():  # new, or inherited through a fork

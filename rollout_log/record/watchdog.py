@@ -70,27 +70,32 @@ class Watchdog:
             return
         if self._stop is not None and self._stop():
             self._fire("stopped")
-        elif self._last is None or monotonic() - self._last < self.limit:
-            self._schedule()
-        elif self._healthy is None or self._granted:
-            self._fire("timeout")
-        else:
-            self._check = asyncio.get_running_loop().create_task(self._ask())
+        elif self._stands_still() and (self._check is None or self._check.done()):
+            if self._healthy is None or self._granted:
+                self._fire("timeout")
+            else:
+                self._check = asyncio.get_running_loop().create_task(self._ask(self._healthy))
+        self._schedule()
 
-    async def _ask(self) -> None:
+    def _stands_still(self) -> bool:
+        return self._last is not None and monotonic() - self._last >= self.limit
+
+    async def _ask(self, healthy: Callable[[], Awaitable[bool]]) -> None:
         seen = self._last
-        healthy = self._healthy is not None and await self._healthy()
+        try:
+            answer = await healthy()
+        except Exception:  # what cannot be asked is not healthy
+            answer = False
         if self._last != seen:
-            self._schedule()
-        elif healthy:
+            return
+        if answer:
             self._granted = True
             self._last = monotonic()
-            self._schedule()
         else:
             self._fire("timeout")
 
     def _fire(self, why: str) -> None:
-        if self._task is not None:
+        if self._task is not None and self.fired is None:
             self.fired = why
             self._task.cancel()
 

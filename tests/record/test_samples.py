@@ -366,6 +366,13 @@ def test_a_log_that_raises_stops_the_recording_and_not_the_sample(caplog):
     assert len([record for record in caplog.records if "stopped" in record.message]) == 1
 
 
+def test_a_log_that_raises_at_once_leaves_the_sample_alone(caplog):
+    client = Client()
+    client.samples = Samples(Failing(OSError("no space"), 0))  # type: ignore[arg-type]
+    assert client.ask([1, 2], [11, 12]).rollout.status == "completed"
+    assert "recording of 'k' stopped: OSError: no space" in caplog.text
+
+
 def test_a_strict_log_raises():
     client = Client()
     client.samples = Samples(Failing(RecordingFailed("disk full"), 3))  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+"""When a stream stands still, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from rollout_log.record.watchdog import Watchdog
+
+LIMIT = 0.05
+
+
+async def watched(
+    healthy: Callable[[], Awaitable[bool]] | None = None,
+    stop: Callable[[], bool] | None = None,
+    *,
+    touched: bool = True,
+    seconds: float = 20.0,
+) -> str | None:
+    """Sleep under a watchdog; return what it fired for."""
+    watchdog = Watchdog(LIMIT, healthy=healthy, stop=stop)
+    watchdog.start()
+    if touched:
+        watchdog.touch()
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        assert watchdog.absorb()
+    finally:
+        watchdog.close()
+    return watchdog.fired
+
+
+async def test_it_fires_after_the_limit():
+    assert await watched() == "timeout"
+
+
+async def test_it_does_not_fire_before_the_first_read():
+    assert await watched(touched=False, seconds=6 * LIMIT) is None
+
+
+async def test_health_is_asked_once_and_grants_one_more_limit():
+    asked = []
+
+    async def healthy() -> bool:
+        asked.append(True)
+        return True
+
+    assert await watched(healthy) == "timeout"
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the client is closed")])
+async def test_without_health_it_fires(error):
+    async def healthy() -> bool:
+        if error is not None:
+            raise error
+        return False
+
+    assert await watched(healthy) == "timeout"
+
+
+async def test_a_read_while_health_is_asked_counts():
+    asked = asyncio.Event()
+
+    async def healthy() -> bool:
+        asked.set()
+        watchdog.touch()
+        watchdog.limit = 60.0
+        return False
+
+    watchdog = Watchdog(LIMIT, healthy=healthy)
+    watchdog.start()
+    watchdog.touch()
+    await asked.wait()
+    await asyncio.sleep(3 * LIMIT)
+    watchdog.close()
+    assert watchdog.fired is None
+
+
+async def test_the_run_can_stop_while_health_is_asked():
+    asked = asyncio.Event()
+
+    async def healthy() -> bool:
+        asked.set()
+        await asyncio.sleep(60)
+        return True
+
+    assert await watched(healthy, asked.is_set) == "stopped"
+
+
+async def test_a_cancellation_by_somebody_else_is_not_its_own():
+    watchdog = Watchdog(60.0)
+    watchdog.start()
+    assert not watchdog.absorb()
+    watchdog.close()
