@@ -219,7 +219,7 @@ class Choice(msgspec.Struct):
             if run.origin is not Origin.GENERATED:
                 continue
             part = self.logprobs[run.start : run.end]
-            if any(map(math.isnan, part)):
+            if math.isnan(sum(part)):  # a sixth of looking at each
                 nulls = [i for i, x in enumerate(part, run.start) if math.isnan(x) and i not in silent]
                 if nulls:
                     yield problem("null_logprob", run.request, nulls[0], f"{len(nulls)} log-probs are null")
