@@ -28,8 +28,10 @@ WIDE = 16 << 10
 zstd with a long window beats columns there, and takes far less time."""
 LEVEL = 12
 """Of zstd, for everything but the columns."""
-LIMIT = 1 << 31
-"""Bytes of a group that reading agrees to."""
+LIMIT = 1 << 30
+"""Bytes of one part of a group that reading agrees to …"""
+_MOST_INTS = 1 << 26
+"""… and integers of one list: a group that a writer makes has far fewer of both."""
 
 _OTHER, _DELTA, _READS = range(3)
 _COLUMNS, _ZSTD = range(2)
@@ -115,7 +117,7 @@ def unpack_group(content: bytes) -> list[Run]:
             len(run.events) != count for run, (_, _, count) in zip(runs, group.runs, strict=True)
         ):
             raise LogDamaged("a group has other events than it says")
-    except (msgspec.DecodeError, zstandard.ZstdError, RuntimeError, IndexError) as error:
+    except (msgspec.DecodeError, zstandard.ZstdError, RuntimeError, IndexError, ValueError) as error:
         # RuntimeError: a column that ends too early (StopIteration in a generator), or a RecursionError
         raise LogDamaged(f"a group of events cannot be read: {type(error).__name__}: {error}") from error
     return runs
@@ -215,15 +217,15 @@ class _Columns:
 
 def _events(group: _Group) -> Iterator[Item]:
     """Yield the events of a group, in order."""
-    requests = iter(unpack_ints(group.requests))
-    times = iter(unpack_ints(group.times))
+    requests = iter(_ints(group.requests))
+    times = iter(_ints(group.times))
     frames = iter(_frames(group))
-    framed = iter(unpack_ints(group.framed))
-    cuts = iter(unpack_ints(group.cuts))
-    sizes = iter(unpack_ints(group.sizes).tolist())
-    gaps = iter(unpack_ints(group.gaps).tolist())
+    framed = iter(_ints(group.framed))
+    cuts = iter(_ints(group.cuts))
+    sizes = iter(_ints(group.sizes))
+    gaps = iter(_ints(group.gaps))
     others = iter(_decode_parts(_inflate(group.others)))
-    for kind in unpack_ints(group.kinds):
+    for kind in _ints(group.kinds):
         if kind == _DELTA:
             data, framing = next(frames), next(framed)
             before, after = group.framings[framing - 1] if framing else (b"", b"")
@@ -239,12 +241,16 @@ def _events(group: _Group) -> Iterator[Item]:
 
 def _frames(group: _Group) -> Iterable[bytes]:
     if group.codec == _COLUMNS:
-        return unpack(group.frames)
+        return unpack(group.frames, limit=LIMIT)
     if group.codec != _ZSTD:
         raise LogDamaged(f"frames of a group have codec {group.codec}, which this version cannot read")
-    ends = accumulate(unpack_ints(group.lengths), initial=0)
+    ends = accumulate(_ints(group.lengths), initial=0)
     data = _inflate(group.frames)
     return [data[start:end] for start, end in pairwise(ends)]
+
+
+def _ints(packed: bytes) -> list[int]:
+    return unpack_ints(packed, limit=_MOST_INTS).tolist()
 
 
 def _fit(numbers: Iterable[int]) -> bool:

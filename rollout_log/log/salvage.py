@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from rollout_log.errors import LogDamaged
+from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import Event, decode_events
 from rollout_log.log import block, chunk
 from rollout_log.log.block import Claim, read_claim, unpack_block, writer_identity
@@ -124,7 +124,14 @@ class Salvage:
             if is_block:
                 return offset + self._take_block(descriptor, number, offset)
             return offset + self._take_chunk(descriptor, number, offset, size)
-        except (LogDamaged, OSError, MemoryError, RecursionError, zstandard.ZstdError, msgspec.DecodeError):
+        except (
+            RolloutLogError,
+            OSError,
+            MemoryError,
+            RecursionError,
+            zstandard.ZstdError,
+            msgspec.DecodeError,
+        ):
             if is_block:
                 self._suspect(self._read(descriptor, offset, block.HEADER_SIZE))
             else:
@@ -210,7 +217,7 @@ class Salvage:
             content = chunk.read_chunk(descriptor, offset, os.fstat(descriptor).st_size).content
             runs = unpack_group(content)
             return {(run.ordinal, run.first): decode_events(encode_items(run.events)) for run in runs}
-        except (LogDamaged, OSError):
+        except (RolloutLogError, OSError, msgspec.DecodeError):
             self.broken += 1
             return {}
         finally:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import arbitrary
 import captures
+from rollout_log.columns import pack_ints
 from rollout_log.errors import LogDamaged, LogInUse, LogTooNew, NotALog, RolloutLogError
 from rollout_log.events import (
     Delta,
@@ -108,6 +109,7 @@ def first_segment(path):
 # What is packed comes back
 
 
+@settings(max_examples=50)
 @given(st.lists(streams, min_size=1, max_size=4))
 def test_events_come_back_byte_for_byte(samples):
     runs = [
@@ -152,11 +154,20 @@ def test_wide_frames_are_kept_by_a_long_window(monkeypatch):
 
 
 def test_bytes_that_are_no_group_are_damage():
-    whole = pack_group([Run(1, 0, split_events(encode_events([Delta(0, b"{}"), Reads(0, [1], [2])])))])
-    for at in range(0, len(whole), 3):
-        broken = whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]
+    events = [Delta(0, b"{}"), Delta(0, b"{}", 1, b"data:{}\n\n"), Reads(0, [1], [2]), Ended(0, "eof")]
+    whole = pack_group([Run(1, 0, split_events(encode_events(events)))])
+    parts = msgspec.msgpack.decode(whole)
+    dice = random.Random(1)
+    for _ in range(300):
+        at = dice.randrange(len(whole))
+        broken = whole[:at] + dice.randbytes(1) + whole[at + 1 :]
         with contextlib.suppress(RolloutLogError):
             unpack_group(broken)
+        odd = [b"", -1, [], [[1, 0, 2**40]], [[1, 2, -3]], pack_ints([2**62, -5, 3]), dice.choice(parts)]
+        mixed = parts.copy()
+        mixed[dice.randrange(len(mixed))] = dice.choice(odd)
+        with contextlib.suppress(RolloutLogError):
+            unpack_group(msgspec.msgpack.encode(mixed))
     with pytest.raises(LogDamaged):
         unpack_group(b"")
 
