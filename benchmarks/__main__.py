@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.measure import Row
 
-TOPICS = ("streaming", "plain_loop", "writing", "reading", "replaying", "growth", "starting")
+TOPICS = ("streaming", "plain_loop", "writing", "reading", "replaying", "growth", "starting", "long_sample")
 """Modules here, each with a function `rows`; sizes have a table of their own (`benchmarks.size`)."""
 HEADER = "| target | what | baseline | measured | limit | met |\n|---|---|---|---:|---:|---|\n"
 
