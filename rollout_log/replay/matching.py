@@ -265,19 +265,20 @@ class Matcher:
         bound = [each for each in pool if each.bound]
         new = ids is None or any(len(ids) == len(each.prompt or ()) for each in free)
         for group in (free, bound) if new else (bound, free):
-            later: Match | None = None
+            best: Match | None = None
             for each in group:
                 match = self._fit(search, each, ids)
                 if match is None:
                     continue
                 if each.busy:
                     search.busy = True
-                elif match.exchange.number not in each.served:
-                    return match
-                elif later is None or _distance(match, ids) < _distance(later, ids):
-                    later = match
-            if later is not None:
-                return later
+                    continue
+                if best is None or _rank(match, ids) < _rank(best, ids):
+                    best = match
+                if group is free and _is_next(match):
+                    break
+            if best is not None:
+                return best
         if not pool:
             self._note_nearest(search, ids)
         elif ids is not None:
@@ -344,10 +345,16 @@ class Matcher:
             search.note((shared, 0), recording.name, _differ_at(shared, ids, prompt))
 
 
-def _distance(match: Match, ids: list[int] | None) -> tuple[bool, int]:
-    """Return how far a request is from where a recording's last response ended; one with a finish is out."""
+def _is_next(match: Match) -> bool:
+    """Whether a request falls on a recorded one that nobody made yet."""
+    return not match.offset and match.exchange.number not in match.recording.served
+
+
+def _rank(match: Match, ids: list[int] | None) -> tuple[bool, bool, int]:
+    """Order matches, the best first: of equal ones, the recording whose last response ended nearest."""
     recording = match.recording
-    return recording.finished, 0 if ids is None else abs(recording.reached - len(ids))
+    distance = 0 if ids is None else abs(recording.reached - len(ids))
+    return not _is_next(match), recording.finished, distance
 
 
 def _offset(exchange: RecordedExchange, ids: list[int]) -> int | None:

@@ -41,7 +41,7 @@ def record_capture(log: MemoryLog, name: str, *, seed: int = 0) -> None:
         name,
         path,
         body_of(name),
-        split(capture.body, seed),
+        split(capture.body, seed, mean=max(300, len(capture.body) // 400)),
         status=capture.status,
         headers=capture.headers,
         end=end[0],

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.memory import MemoryLog, record
@@ -164,6 +164,7 @@ def finish(engine: str, log: MemoryLog, cuts: list[tuple[int, bool]]) -> Rollout
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=40)
 @given(requests=attempts(), cuts=st.lists(st.tuples(st.integers(0, 4000), st.booleans()), max_size=4))
 def test_going_on_from_anywhere_gives_the_recorded_sample(engine, requests, cuts):
     log = recorded(engine, requests)

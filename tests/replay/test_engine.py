@@ -366,9 +366,11 @@ async def test_the_endpoints_that_trainers_ask():
         assert "tiny" in [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
         assert (await client.get("/version")).json()["version"].startswith("rollout-log-")
         assert 'vllm:num_requests_running{model_name="tiny"} 0' in (await client.get("/metrics")).text
+        assert (await client.get("/weight_info")).json() == {"weight_version": "default"}
         updated = await client.post("/update_weight_version", json={"new_version": 7})
         assert updated.json()["new_version"] == "7"
-        assert (await client.get("/model_info")).json()["weight_version"] == "7"
+        for path in ("/weight_info", "/get_weight_version", "/model_info"):
+            assert (await client.get(path)).json()["weight_version"] == "7"
         rendered = await client.post("/v1/chat/completions/render", content=body_of("p6-chat-render"))
         assert rendered.content == captures.load("p6-chat-render").body
         missing = await client.post("/no/such/path", json={})

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import captures
@@ -83,6 +83,7 @@ def test_a_slow_loris():
     assert not found.faulty
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), coalesce=st.integers(0, 40), split=st.booleans())
 def test_delivery_changes_no_byte(seed, coalesce, split):
     found = struck(seed=seed, coalesce=coalesce, split=split)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import islice
 
 import httpx
@@ -17,6 +17,8 @@ from rollout_log.events import Ended, Reads, Requested
 from rollout_log.record import RecordingTransport
 from rollout_log.replay import ReplayTransport, serve_replay
 from rollout_log.replay.recording import read_exchanges
+
+Way = Callable[[MemoryLog, MemoryLog], AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @asynccontextmanager
@@ -80,14 +82,25 @@ async def test_every_capture(way):
 @pytest.mark.parametrize("way", [through_transport, through_server])
 @pytest.mark.parametrize("name", cases.names())
 async def test_every_case(way, name):
-    source, into = MemoryLog(), MemoryLog()
     case = cases.load(name)
-    # Every way to cut a stream in two goes without a socket; through one, each eighth does.
-    step = 1 if way is through_transport else 8
+    # Every eighth way to cut a stream in two goes without a socket; through one, every 32nd does.
+    step = 8 if way is through_transport else 32
+    await replay_case(case, way, step)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", [through_transport, through_server])
+@pytest.mark.parametrize("name", cases.names())
+async def test_every_variant_of_every_case(way, name):
+    await replay_case(cases.load(name), way, step=1)
+
+
+async def replay_case(case: cases.Case, way: Way, step: int) -> None:
+    source, into = MemoryLog(), MemoryLog()
     for number, streams in enumerate(islice(case.variants(), 0, None, step)):
         record_case(source, f"k{number}", case, streams)
     async with way(source, into) as client:
-        await asyncio.wait_for(replay(source, client), 120)
+        await asyncio.wait_for(replay(source, client), 600)
     compare(source, into)
 
 

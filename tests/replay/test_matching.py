@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.memory import MemoryLog, record
 from replay.streams import VLLM, aborted, body, sample, sse, whole
 from rollout_log.replay import ReplayMiss
 from rollout_log.replay.asking import Asked
+from rollout_log.replay.desk import Desk
 from rollout_log.replay.matching import Match, Matcher, list_recordings
+from rollout_log.replay.playback import Over
 from rollout_log.replay.prompts import Prompts
 
 PROMPT = [7, 8, 9]
@@ -96,6 +98,43 @@ def test_tokens_that_were_served_bind_what_goes_on():
     assert where(desk.match(ask([*PROMPT, 1, 5], 2))) == ("a", 1, 0)
     assert desk.report().unused == []
     assert desk.report().partly == []
+
+
+def test_of_siblings_that_began_alike_each_goes_on_with_its_own():
+    log = MemoryLog()
+    for key, tokens in (("a", [1, 2]), ("b", [1, 2, 3, 4])):
+        samples = sample(log, key, PROMPT, [], chunks=aborted(tokens), max_tokens=9)
+        sample(log, key, [*PROMPT, *tokens], range(len(tokens) + 1, 10), samples=samples)
+    desk = matcher(log)
+    first, second = desk.match(ask(PROMPT, 9)), desk.match(ask(PROMPT, 9))
+    desk.release(first, tokens=1, finished=False)
+    desk.release(second, tokens=4, finished=False)
+    assert where(desk.match(ask([*PROMPT, 1, 2, 3, 4], 5))) == ("b", 1, 0)
+    assert where(desk.match(ask([*PROMPT, 1], 8))) == ("a", 0, 1)
+
+
+def test_an_early_abort_stands_for_every_recorded_one_it_came_before():
+    """A sample aborted at 2, 4 and 6: aborted three times, wherever, it then goes on to its end."""
+    log = MemoryLog()
+    samples = None
+    for cut in (0, 2, 4):
+        chunks = aborted([cut + 1, cut + 2])
+        samples = sample(
+            log, "k", [*PROMPT, *range(1, cut + 1)], [], chunks=chunks, samples=samples, max_tokens=8 - cut
+        )
+    sample(log, "k", [*PROMPT, *range(1, 7)], [7, 8], samples=samples)
+    desk = Desk(log)
+    reached = []
+    for have in (0, 1, 3, 5):
+        request = json.dumps(body([*PROMPT, *range(1, have + 1)], 8 - have)).encode()
+        playback = desk.take(Asked.of("POST", VLLM, request))
+        while isinstance(piece := playback.step(), bytes):
+            if playback.script.tokens_at(playback.sent) + have in {1, 3, 5}:
+                break
+        reached.append((have + playback.script.tokens_at(playback.sent), isinstance(piece, Over)))
+        desk.leave(playback)
+    assert reached == [(1, False), (3, False), (5, False), (8, True)]
+    assert desk.report() == ([], [], [])
 
 
 def test_any_position_or_recorded_ones_only():
@@ -200,6 +239,7 @@ def test_many_samples_of_many_prompts():
 tokens = st.lists(st.integers(0, 2), max_size=6).map(tuple)
 
 
+@settings(max_examples=50)
 @given(st.lists(tokens, max_size=12), tokens)
 def test_prefixes_are_found_by_bisection(prompts, request_ids):
     expected = {prompt for prompt in prompts if request_ids[: len(prompt)] == prompt}
@@ -207,6 +247,7 @@ def test_prefixes_are_found_by_bisection(prompts, request_ids):
     assert found == sorted(expected, key=len, reverse=True)
 
 
+@settings(max_examples=50)
 @given(st.lists(tokens, min_size=1, max_size=12), tokens)
 def test_the_nearest_shares_the_longest_prefix(prompts, request_ids):
     def shared(prompt: tuple[int, ...]) -> int:

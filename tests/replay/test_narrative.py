@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arbitrary import later, opened
@@ -164,6 +164,7 @@ def test_marks_and_what_is_not_known():
     ]
 
 
+@settings(max_examples=40)
 @given(first=opened, rest=st.lists(later, max_size=12), each=st.booleans())
 def test_any_events_make_a_story_that_ends_as_the_fold_does(first, rest, each):
     events = list(enumerate([first, *rest]))
