@@ -206,7 +206,7 @@ class Recorder:
         watchdog = Watchdog(self._stall_s, healthy=lambda: self._is_healthy(call.url), stop=stops)
         watchdog.start()
         try:
-            await self._stream(call, exchange, body, watchdog, stops)
+            await _cancel_once(asyncio.ensure_future(self._stream(call, exchange, body, watchdog, stops)))
             if watchdog.fired:
                 await asyncio.sleep(0)  # its cancellation is on the way; it must not hit the caller
         except asyncio.CancelledError:
@@ -325,6 +325,21 @@ class Recorder:
         except httpx.HTTPError:
             return False
         return response.status_code < 400
+
+
+async def _cancel_once(task: asyncio.Future[None]) -> None:
+    """Await a task of its own; a cancellation is passed on to it once, however often it comes.
+
+    httpx loses a connection of its pool for good when what it does on a cancel is cancelled again; and an
+    engine generates on for a client that has not hung up.
+    """
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancel():
+            await asyncio.wait((task,))
+        raise
 
 
 def _stopper(call: Call) -> Callable[[], bool] | None:

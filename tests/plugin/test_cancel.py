@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Generator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from plugin.scripted import QUESTION, Scripted, delta, generate, new_sample, usage
 from rollout_log import vime
+from rollout_log.record import Recorder
 from rollout_log.trainer.session import session_for
 from trainer.checks import open_spans
 from trainer.conftest import Rig
@@ -20,7 +22,7 @@ from trainer.truth import EOS, Tokenizer, decode, expected_tokens
 
 
 class CancelAt:
-    """Awaits a coroutine and cancels its task where it is suspended for the `place`-th time."""
+    """Awaits a coroutine and cancels its task where that or its stream is suspended for the `place`-th time."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], place: int, sample: Sample) -> None:
         self.coroutine, self.place, self.sample = coroutine, place, sample
@@ -29,7 +31,12 @@ class CancelAt:
         """Whether the finish had been read by then; None: never cancelled."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        inner = self.coroutine.__await__()
+        self.task = asyncio.current_task()
+        return self.drive(self.coroutine)
+
+    def drive(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Await a coroutine, perhaps one of another task, and count where it is suspended."""
+        inner = coroutine.__await__()
         step, value = inner.send, None
         while True:
             try:
@@ -39,13 +46,22 @@ class CancelAt:
             self.places += 1
             if self.places == self.place:
                 self.finished = bool(self.sample.tokens) and self.sample.tokens[-1] == EOS
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
+                assert self.task is not None
+                self.task.cancel()
             try:
                 value, step = (yield waited), inner.send
             except BaseException as error:
                 value, step = error, inner.throw
+
+
+class Part:
+    """Awaits a coroutine that runs in a task of its own, as a part of a `CancelAt`."""
+
+    def __init__(self, whole: CancelAt, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.whole, self.coroutine = whole, coroutine
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.whole.drive(self.coroutine)
 
 
 def cancelled_at(trainer: TrainerDouble, place: int) -> tuple[Sample, CancelAt, bool]:
@@ -61,6 +77,10 @@ def cancelled_at(trainer: TrainerDouble, place: int) -> tuple[Sample, CancelAt, 
         "[DONE]",
     ]
     calls: list[CancelAt] = []
+    stream = Recorder._stream
+
+    async def counted(recorder: Recorder, *args: Any) -> None:
+        await Part(calls[0], stream(recorder, *args))
 
     async def function(args: Any, sample: Sample, params: dict[str, Any]) -> Sample | None:
         calls.append(CancelAt(vime.generate(args, sample, params), place, sample))
@@ -68,7 +88,8 @@ def cancelled_at(trainer: TrainerDouble, place: int) -> tuple[Sample, CancelAt, 
         assert returned is sample
         return sample
 
-    raised = generate(trainer, function, Scripted(frames), sample) is None
+    with patch.object(Recorder, "_stream", counted):
+        raised = generate(trainer, function, Scripted(frames), sample) is None
     return sample, calls[0], raised
 
 
