@@ -398,3 +398,26 @@ def test_what_the_log_does_not_keep_is_cut_there_and_not_in_the_sample():
     assert len(delta.data) < 400
     assert sum(reads.sizes) == len(b"data: " + delta.data + b"\n\n")
     assert fold(enumerate(log.events)).choice().token_ids == [11]
+
+
+def test_an_error_is_a_body_whatever_its_type_says():
+    exchange = Samples(None).request("k", path=PATH, body=body([1, 2]))
+    exchange.respond(503, SSE)
+    exchange.feed(frame([11], "stop"))
+    exchange.end("eof")
+    request = exchange.rollout.requests[0]
+    assert (exchange.rollout.status, request.deltas, request.tokens) == ("failed", 0, 0)
+    assert request.bytes == len(frame([11], "stop"))
+
+
+def test_the_shortest_length_that_the_log_missed_counts():
+    log = Listening()
+    client = Client()
+    client.samples = Samples(log)  # type: ignore[arg-type]
+    client.ask([1, 2], [11, 12], "abort")
+    log.accepts = False
+    client.ask([1, 2], [21, 22, 23], "abort")
+    client.ask([1, 2, 21, 22, 23], [24], "abort")
+    log.accepts = True
+    client.ask([1, 2, 21, 22, 23, 24], [25])
+    assert fold(enumerate(log.events)).choice().token_ids == [21, 22, 23, 24, 25]
