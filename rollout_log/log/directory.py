@@ -76,7 +76,7 @@ def create_log(path: Path) -> None:
         foreign = sorted(
             entry.name for entry in path.iterdir() if not entry.name.strip(".").startswith(MARKER)
         )
-        if foreign:
+        if foreign and not (path / MARKER).exists():  # else another writer made it meanwhile
             raise NotALog(
                 f"{path} is not a rollout log and not empty (it has {foreign[0]!r}); give a new directory"
             )

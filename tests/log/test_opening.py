@@ -12,7 +12,7 @@ import pytest
 
 from rollout_log.errors import LogDamaged, LogNotFound, LogTooNew, NotALog, RecordingFailed, UnsafeFileSystem
 from rollout_log.log import Log, LogReader, filesystem
-from rollout_log.log.directory import MARKER, segments_of, writers_of
+from rollout_log.log.directory import MARKER, claim_folder, create_log, segments_of, writers_of
 from rollout_log.log.filesystem import file_system, is_network, refuse_network
 
 
@@ -73,6 +73,22 @@ def test_an_empty_directory_becomes_a_log(path):
     Log.open(path).close()
     with LogReader.open(path) as reader:
         assert list(reader.samples()) == []
+
+
+def test_two_writers_that_make_a_log_at_once(path, monkeypatch):
+    """The other one is quicker, between a look for the marker and the next for anything foreign."""
+    iterdir, quicker = Path.iterdir, []
+
+    def look(self):
+        if self == path and not quicker:
+            quicker.append(True)
+            create_log(path)
+            claim_folder(path, "other-1-1")
+        return iterdir(self)
+
+    monkeypatch.setattr(Path, "iterdir", look)
+    create_log(path)
+    assert quicker
 
 
 def test_a_symbolic_link_is_not_written_through(path, tmp_path):
