@@ -9,7 +9,7 @@ python := $(bin)/python
 ready := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench test-campaigns test-engine clean
+.PHONY: help venv demo test lint format bench fuzz test-campaigns test-engine clean
 
 help:  ## show these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -47,6 +47,10 @@ bench: $(ready)  ## measure what recording costs
 # pytest's exit status 5 means that no test was found.
 test-campaigns: $(ready)  ## the long randomised tests
 	@$(python) -m pytest -q -n auto -m campaign $(ARGS) || { s=$$?; test $$s -eq 5 && echo "test-campaigns: there are no campaigns yet" || exit $$s; }
+
+fuzz: $(ready)  ## fuzz one target with atheris (ARGS="sse -runs=100000")
+	@$(python) -m pip install -qq --disable-pip-version-check atheris
+	@$(python) tests/campaigns/fuzz.py $(ARGS)
 
 # Builds what the engine needs under .cache/engine first; where that cannot be had, the tests are skipped loudly.
 test-engine: $(ready)  ## the tests against a real engine

@@ -1,0 +1,26 @@
+"""Coverage-guided fuzzing of the targets with atheris: `python tests/campaigns/fuzz.py sse -runs=100000`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+
+def main() -> None:
+    try:
+        import atheris
+    except ImportError:
+        sys.exit("this takes atheris: pip install atheris")
+    with atheris.instrument_imports(include=["rollout_log"]):
+        from campaigns.targets import TARGETS
+    name = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if name not in TARGETS:
+        sys.exit(f"give one of {', '.join(TARGETS)}")
+    atheris.Setup(sys.argv, TARGETS[name])
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

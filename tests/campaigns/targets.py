@@ -1,0 +1,122 @@
+"""What is fuzzed: each takes bytes, and returns unless a promise is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from rollout_log.columns import unpack
+from rollout_log.engines import dialect_named
+from rollout_log.errors import LogDamaged, RolloutLogError
+from rollout_log.events import Opened, decode_events, encode_events
+from rollout_log.fold import fold
+from rollout_log.http_server import serve
+from rollout_log.log.block import HEADER_SIZE, Block, unpack_block
+from rollout_log.record.proxy import Proxy
+from rollout_log.record.samples import Samples
+from rollout_log.sources import open_source
+from rollout_log.sse import FrameSplitter
+from rollout_log.view import view
+
+DIALECTS = ("vllm", "sglang", "openai", "")
+PATHS = ("/inference/v1/generate", "/generate", "/v1/completions", "/v1/chat/completions")
+
+
+def sse(data: bytes) -> None:
+    whole, cut = FrameSplitter(), FrameSplitter()
+    frames = whole.feed(data)
+    pieces = [frame for at in range(len(data)) for frame in cut.feed(data[at : at + 1])]
+    assert pieces == frames
+    assert b"".join(frame.wire for frame in frames) + whole.tail() == data
+
+
+def dialects(data: bytes) -> None:
+    for name in DIALECTS:
+        dialect = dialect_named(name)
+        dialect.read_request(data)
+        dialect.decode_frame(data, {0: 1})
+        dialect.decode_tokens([data, data])
+        dialect.decode_body(data)
+
+
+def requests(data: bytes) -> None:
+    samples = Samples(None)
+    for path in PATHS:
+        for key in ("k", None):
+            exchange = samples.request(key, path=path, body=data, url=data.decode("latin-1"))
+            exchange.respond(200, [("content-type", "text/event-stream")])
+            exchange.feed(b"data: " + data + b"\n\n")
+            exchange.feed(data)
+            exchange.end("eof")
+            assert exchange.broken is None
+            msgspec.json.encode(view(exchange.rollout))
+
+
+def events(data: bytes) -> None:
+    with contextlib.suppress(LogDamaged):
+        found = Block(b"", 0, 0, data[0] & 0xF if data else 0, 0, 0, data).events()
+        assert decode_events(encode_events(found)) == found
+        view(fold(enumerate([Opened("k"), *found])))
+
+
+def blocks(data: bytes) -> None:
+    """As they are, and with a checksum that holds."""
+    body = data[HEADER_SIZE - 4 :]
+    head = data[: HEADER_SIZE - 4].ljust(HEADER_SIZE - 4, b"\0")
+    sound = head[:-4] + struct.pack(">I", len(body))
+    for block in (data, sound + struct.pack(">I", zlib.crc32(body, zlib.crc32(sound))) + body):
+        with contextlib.suppress(LogDamaged):
+            unpack_block(block).events()
+
+
+def fixtures(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f"
+        for content in (data, b'{"rollout_log_fixture":[1,0]}\n' + data + b"\n"):
+            path.write_bytes(content)
+            with contextlib.suppress(RolloutLogError):
+                reader = open_source(path)
+                for entry in reader.samples():
+                    view(reader.rollout(entry.ref))
+
+
+def columns(data: bytes) -> None:
+    with contextlib.suppress(RolloutLogError):
+        unpack(data)
+
+
+async def _http(data: bytes) -> None:
+    proxy = Proxy(Samples(None), "http://127.0.0.1:9")
+
+    async def upstream(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=b"ok", extensions={"http_version": b"HTTP/1.1"})
+
+    await proxy.aclose()
+    proxy._transport = httpx.MockTransport(upstream)  # type: ignore[assignment]
+    async with serve(proxy) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(data)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 10)
+        assert not answer or answer.startswith(b"HTTP/1.1 ")
+        assert b"HTTP/1.1 500" not in answer, answer
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def http(data: bytes) -> None:
+    asyncio.run(_http(data))
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target for target in (sse, dialects, requests, events, blocks, fixtures, columns, http)
+}

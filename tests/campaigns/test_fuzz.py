@@ -1,0 +1,76 @@
+"""Arbitrary bytes where others write: parsers end, say what is wrong, and hold no more than they were given.
+
+`FUZZ` scales the long form. With atheris installed, `make fuzz` lets coverage guide the same targets
+(`fuzz.py`); what it finds becomes an example here.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import captures
+from campaigns.targets import TARGETS
+
+LONG = int(os.environ.get("FUZZ", "2000"))
+SEEDS: dict[str, list[bytes]] = {
+    "sse": [b"data: {}\n\n", b"\xef\xbb\xbfdata\r\n\r\n", b": c\rdata:x\r\rdata: y\n\n", b"data: [DONE]\n\n"],
+    "dialects": [captures.load("a1-plain-length").body[:600], b'{"n":1e999,"token_ids":[1]}', b"[" * 3000],
+    "requests": [b'{"token_ids":[1],"sampling_params":{"n":99999999999}}', b'{"prompt":[[1,2]]}', b"\xff"],
+    "events": [b"\x91\x92\x01\xa1k", b"\x91\x90", b"\x91" * 3000],
+    "blocks": [b"RLB1" + bytes(60)],
+    "fixtures": [b'{"rollout_log_fixture":[1,0]}\n{"sample":"k"}\n', b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"],
+    "columns": [b"RLCOL" + bytes(40)],
+    "http": [
+        b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nx-rollout-log-base: "
+        + b"9" * 5000
+        + b"\r\n\r\n{}",
+        b"POST //[x HTTP/1.1\r\nhost: x\r\nx-rollout-log-key: ../k\r\ncontent-length: 2\r\n\r\n{}",
+        b"GET http://h HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"9" * 4400 + b"\r\n\r\n",
+    ],
+}
+
+
+def mutated(name: str) -> st.SearchStrategy[bytes]:
+    """Bytes at random, and seeds with a piece cut out, put in, or doubled."""
+    seed = st.sampled_from(SEEDS[name])
+
+    def mutate(parts: tuple[bytes, int, int, bytes]) -> bytes:
+        data, start, length, put = parts
+        at = start % (len(data) + 1)
+        return data[:at] + put + data[at + length :]
+
+    return st.binary(max_size=200) | st.tuples(
+        seed, st.integers(0, 999), st.integers(0, 9), st.binary(max_size=9)
+    ).map(mutate)
+
+
+def run(name: str, examples: int) -> None:
+    tried = 0
+
+    @settings(max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
+    @given(mutated(name))
+    def attempt(data: bytes) -> None:
+        nonlocal tried
+        tried += 1
+        TARGETS[name](data)
+
+    for seed in SEEDS[name]:
+        TARGETS[name](seed)
+    attempt()
+    print(f"{name}: {tried} inputs")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_some_inputs(name):
+    run(name, 60)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", TARGETS)
+def test_many_inputs(name):
+    run(name, LONG)
