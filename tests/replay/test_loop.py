@@ -60,7 +60,7 @@ DELAYS: dict[str, dict[str, Any]] = {
     "as recorded": {"pace": "recorded"},
     "split": {"faults": Faults(split=True, seed=1), "late": True},
     "coalesced": {"faults": Faults(coalesce=4), "pace": 0.5},
-    "byte by byte": {"faults": Faults(slow=1e-6, rate=0.2), "late": True},
+    "byte by byte": {"faults": Faults(slow=1e-6, rate=0.1), "late": True},
 }
 
 
