@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["may_continue", "request_from"]
+__all__ = ["may_continue", "request_from", "strange_field"]
 
 _IDS = {"vllm": "token_ids", "sglang": "input_ids", "openai": "prompt"}
 """Where each dialect has the token ids."""
@@ -55,6 +55,27 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_interval": (None, 1),
 }
 """Parameters that do not stand in the way at these values."""
+
+
+_BESIDE: dict[str, frozenset[str]] = {
+    "vllm": frozenset({"token_ids", "request_id", "priority", "features", "cache_salt", "output_mode"}),
+    "sglang": frozenset(
+        {"input_ids", "image_data", "rid", "return_logprob", "top_logprobs_num", "logprob_start_len",
+         "return_routed_experts", "return_text_in_logprobs", "priority"}
+    ),
+}  # fmt: skip
+"""Fields of a request beside its sampling parameters that a cut does not touch."""
+_COMMON = frozenset({"model", "sampling_params", "stream", "stream_options"})
+
+
+def strange_field(dialect: str, body: Mapping[str, Any]) -> str | None:
+    """Return a field of a request of which it is not known that it survives a cut; None: there is none."""
+    if dialect not in _BESIDE:
+        return None  # all its parameters are at top level, and `may_continue` has seen them
+    known = _BESIDE[dialect] | _COMMON
+    return next(
+        (name for name, value in body.items() if name not in known and value not in (None, False)), None
+    )
 
 
 def may_continue(sampling_params: Mapping[str, Any], *, seam: str | None = None) -> str | None:

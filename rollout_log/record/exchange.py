@@ -64,7 +64,7 @@ class Exchange:
         encoding = kinds.get("content-encoding", "identity").strip().lower()
         plain = encoding in ("", "identity")
         # A router calls everything an event stream; an error is a body whatever it is called.
-        if status < 400 and plain and kinds.get("content-type", "").startswith("text/event-stream"):
+        if status < 400 and plain and kinds.get("content-type", "").lower().startswith("text/event-stream"):
             self._splitter = FrameSplitter()
         events: list[Event] = [Responded(self.number, status, headers, self._now(), http_version)]
         if not plain:

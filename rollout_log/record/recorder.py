@@ -20,7 +20,7 @@ from rollout_log.engines import RequestInfo, dialect_for
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Cause, Closed, Opened
 from rollout_log.fold import Rollout
-from rollout_log.record.continuation import may_continue, request_from
+from rollout_log.record.continuation import may_continue, request_from, strange_field
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
 from rollout_log.record.evidence import Evidence, evidence_of_finish
 from rollout_log.record.exchange import Exchange
@@ -298,6 +298,9 @@ class Recorder:
         if self._on_retry == "restart" or info.n != 1 or _evidence(call, info, kept) is not None:
             return False
         if may_continue(info.sampling_params, seam=_text(call, info, kept)) is not None:
+            return False
+        dialect = dialect_for(urlsplit(call.url).path)
+        if dialect is None or strange_field(dialect.name, call.body) is not None:
             return False
         if self._on_retry == "continue" or call.masks_offpolicy:
             return True

@@ -234,7 +234,7 @@ class Samples:
         dialect = dialect_for(path)
         info = dialect.read_request(body) if dialect else RequestInfo()
         with self._lock:
-            sample = self._place(key, path, info, opened, base=base, supersede=supersede or base is not None)
+            sample = self._place(key, path, info, opened, base=base, supersede=supersede)
             start = start_of(sample.rollout, info.token_ids, base)
             number = len(sample.rollout.requests)
             elided = elide_token_ids(body, info.token_ids)

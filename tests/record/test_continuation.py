@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_log.record.continuation import may_continue, request_from
+from rollout_log.record.continuation import may_continue, request_from, strange_field
 
 PLAIN = {"max_tokens": 10, "temperature": 1.0, "top_p": 0.9, "logprobs": 1, "repetition_penalty": 1.1}
 
@@ -72,3 +72,21 @@ def test_the_request_that_goes_on_asks_for_the_rest(dialect: str, ids: str, most
 def test_openai_has_its_parameters_at_top_level() -> None:
     body = {"prompt": [1], "max_tokens": 3, "stream": True}
     assert request_from("openai", body, [1], [11]) == {"prompt": [1, 11], "max_tokens": 2, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "strange"),
+    [
+        (
+            "vllm",
+            {"model": "m", "token_ids": [1], "sampling_params": {}, "stream": True, "priority": 1},
+            None,
+        ),
+        ("vllm", {"token_ids": [1], "kv_transfer_params": {"x": 1}}, "kv_transfer_params"),
+        ("sglang", {"input_ids": [1], "return_logprob": True, "session_params": None}, None),
+        ("sglang", {"input_ids": [1], "custom_logit_processor": "p"}, "custom_logit_processor"),
+        ("openai", {"prompt": [1], "anything": 1}, None),
+    ],
+)
+def test_fields_beside_the_sampling_parameters_must_be_known_to_survive_a_cut(dialect, body, strange):
+    assert strange_field(dialect, body) == strange

@@ -421,3 +421,18 @@ def test_the_shortest_length_that_the_log_missed_counts():
     log.accepts = True
     client.ask([1, 2, 21, 22, 23, 24], [25])
     assert fold(enumerate(log.events)).choice().token_ids == [21, 22, 23, 24, 25]
+
+
+def test_an_explicit_base_alone_does_not_end_an_open_request():
+    client = Client()
+    first = client.begin([1, 2])
+    second = client.begin([1, 2], base=0)
+    assert (first.ended, second.key) == (False, "k~2")
+
+
+def test_an_event_stream_may_be_written_in_any_case():
+    client = Client()
+    exchange = client.samples.request("k", path=PATH, body=body([1, 2]))
+    exchange.respond(200, [("Content-Type", "Text/Event-Stream")])
+    exchange.feed(frame([11]))
+    assert exchange.rollout.choice().token_ids == [11]
