@@ -168,6 +168,7 @@ class Log:
         )
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
+        self._said_closed = False
 
     def _begin_again(self) -> None:
         """In the child of a fork: the parent's samples are its own, so number on from them."""
@@ -204,7 +205,11 @@ class Log:
         """
         if self._thread is None:
             self._start_thread()
-        return self._queue.append(sample, first, events, summary)
+        taken = self._queue.append(sample, first, events, summary)
+        if not taken and self._queue.closed and not self._said_closed:
+            self._said_closed = True
+            _logger.warning("%s is closed; nothing more is recorded into it", self.path)
+        return taken
 
     async def flush(self, *samples: int | str) -> bool:
         """Wait until what was appended to these samples so far is on disk; to all, where none are given.

@@ -134,12 +134,15 @@ def test_strict_raises_where_events_are_not_taken(path, begin):
     log.close()
 
 
-def test_a_closed_log_takes_nothing(path, begin, deltas, read):
+def test_a_closed_log_takes_nothing_and_says_so_once(path, begin, deltas, read, caplog):
     log = Log.open(path)
     sample = begin(log, "key")
     log.close()
     log.close()
+    assert not caplog.messages
     assert not log.append(sample, 1, deltas(1, 2))
+    assert not log.append(log.create(OPENED), 0, [OPENED])
+    assert caplog.messages == [f"{path} is closed; nothing more is recorded into it"]
     assert not log.accepting
     assert len(read("key")) == 1
 
