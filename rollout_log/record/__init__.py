@@ -6,7 +6,7 @@ client does; `record.proxy` sits between any client and the engine. All three wr
 """
 
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
-from rollout_log.record.recorder import Recorder
+from rollout_log.record.recorder import Call, Recorder
 from rollout_log.record.transport import RecordingTransport, recording
 
-__all__ = ["GenerationFailed", "GenerationRefused", "Recorder", "RecordingTransport", "recording"]
+__all__ = ["Call", "GenerationFailed", "GenerationRefused", "Recorder", "RecordingTransport", "recording"]
