@@ -14,11 +14,12 @@ the arguments it needs shows its help, and exits 2 so that a script notices.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from keyword import iskeyword
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +49,34 @@ VERBS = {
 """Verb -> what it does, in the order of the help. Static, so that the help imports nothing."""
 
 
+_NO_READER = 141
+"""The exit status of what SIGPIPE ended, as a shell gives it."""
+
+
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line, by default the process's own; ends in SystemExit."""
+    """Run the command line, by default the process's own; ends in SystemExit.
+
+    Where nobody reads the output any more (`| head`), it ends at once and in silence.
+    """
+    try:
+        try:
+            _run(args)
+        finally:
+            sys.stdout.flush()  # else the interpreter does, and complains
+    except BrokenPipeError:
+        _end_unread()
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer and rich make it an exit of 1
+            _end_unread()
+        raise
+
+
+def _end_unread() -> NoReturn:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout, for what is still buffered
+    sys.exit(_NO_READER)
+
+
+def _run(args: Sequence[str] | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal in ASCII is no reason to fail
@@ -94,6 +121,8 @@ def _call(verb: str, args: list[str]) -> None:
         sys.exit(2)
     try:
         command.main(args=args, prog_name=f"rollout-log {verb}")
+    except BrokenPipeError:
+        raise
     except (RolloutLogError, OSError) as error:
         _fail(str(error) or type(error).__name__)
 
@@ -116,7 +145,7 @@ def _help(module: ModuleType) -> str:
     return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else text for text in paragraphs)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     from rollout_log.cli._output import safe
 
     print(f"rollout-log: {safe(message)}", file=sys.stderr)

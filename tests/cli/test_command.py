@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from keyword import iskeyword
@@ -84,6 +85,32 @@ def test_the_installed_command_prints_the_version():
     ):
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         assert done.stdout == f"rollout-log {rollout_log.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["ls", "--help"],
+        ["show"],
+        ["ls", "LOG"],
+        ["replay", "LOG"],
+        ["show", "LOG", "math-1"],
+        ["export", "LOG", "--to", "jsonl", "-o", "/dev/stdout"],
+    ],
+)
+def test_output_that_nobody_reads_ends_in_silence(args, run_log):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rollout_log.cli"]
+    done = subprocess.run(
+        [*command, *(str(run_log) if arg == "LOG" else arg for arg in args)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_an_unknown_verb_names_the_nearest(capsys):
