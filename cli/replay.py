@@ -42,6 +42,8 @@ from rollout_log.replay.through import load_function, run_through
 from rollout_log.sources import open_source
 
 _LONGEST_WAIT_S = 10.0
+_LONGEST = 200
+"""Characters of a value that differs."""
 _SHOWN = 6
 """Tokens shown at either end of a stretch."""
 
@@ -226,4 +228,6 @@ def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]],
 
 def _short(value: object) -> str:
     text = "absent" if value is None else to_json(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+    if len(text) <= _LONGEST:
+        return text
+    return text[: _LONGEST - 2] + ('…"' if isinstance(value, str) else "…")

@@ -44,21 +44,16 @@ _LEAVES_S = 30.0
 
 Generate = Callable[..., Awaitable[Any]]
 
-# The trainer's name of a sampling parameter, and vLLM's.
 _NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "seed": "seed",
-    "repetition_penalty": "repetition_penalty",
-    "skip_special_tokens": "skip_special_tokens",
-    "spaces_between_special_tokens": "spaces_between_special_tokens",
-    "no_stop_trim": "include_stop_str_in_output",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "include_stop_str_in_output": "no_stop_trim",
 }
+"""The trainer's name of an engine's parameter, where it is another one."""
+
+_ASKED = {"logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
+"""What the function asks for by itself, to read the answer; no trainer says it."""
 
 
 class FunctionNotFound(RolloutLogError):
@@ -130,7 +125,7 @@ async def run_through(function: Generate, source: LogReader, entry: Entry) -> li
                 sample = await _Run(function, server, exchanges).call(sample)
             except Exception as error:
                 _logger.warning("the function raised on sample %r", entry.name, exc_info=True)
-                return [Difference(entry.name, "raised", None, f"{type(error).__name__}: {error}")]
+                return [_raised(entry.name, error, server), *_misses(entry.name, server.report())]
             if _status(sample) != "aborted" or not _unserved(server.report()):
                 break
         return list(_differences(entry.name, rollout, sample, server.report()))
@@ -195,7 +190,7 @@ class _Run:
         recorded = self.exchanges[0].info.sampling_params
         if self.exchanges[0].requested.dialect == "sglang":
             return dict(recorded)
-        return {ours: recorded[theirs] for ours, theirs in _NAMES.items() if theirs in recorded}
+        return {_NAMES.get(name, name): value for name, value in recorded.items() if name not in _ASKED}
 
 
 async def _arrive() -> None:
@@ -243,6 +238,16 @@ def _differences(name: str, rollout: Rollout, sample: Any, report: Report) -> It
         yield Difference(name, *first_place(label, recorded, theirs))
     for number in _unserved(report):
         yield Difference(name, f"requests[{number}]", "made", "not made")
+    yield from _misses(name, report)
+
+
+def _raised(name: str, error: Exception, server: ReplayServer) -> Difference:
+    """Say in a line what the function raised; the address it was given means nothing to a reader."""
+    first = str(error).partition("\n")[0].replace(server.url, "")
+    return Difference(name, "raised", None, f"{type(error).__name__}: {first}")
+
+
+def _misses(name: str, report: Report) -> Iterator[Difference]:
     for miss in report.misses:
         yield Difference(name, "requests", "not made", miss)
 

@@ -19,6 +19,7 @@ from rollout_log.replay.through import FunctionNotFound, PlainSample, load_funct
 
 PATH = "/inference/v1/generate"
 PARAMS = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_tokens": 8, "logprobs": 1, "stop": ["\n"]}
+PARAMS |= {"ignore_eos": True, "min_tokens": 2, "vendor": {"a": [1]}}
 
 
 def sse(*ids: int, finish: str | None = None) -> bytes:
@@ -110,6 +111,9 @@ async def test_it_is_given_what_the_trainer_would_give():
         "top_k": -1,
         "max_new_tokens": 8,
         "stop": ["\n"],
+        "ignore_eos": True,
+        "min_new_tokens": 2,
+        "vendor": {"a": [1]},
     }
 
 
@@ -178,6 +182,20 @@ async def test_what_it_raises_is_a_difference(caplog):
     assert [(each.sample, each.field) for each in found] == [("k", "raised")]
     assert found[0].replayed.startswith("RemoteProtocolError: ")
     assert "the function raised on sample 'k'" in caplog.text
+
+
+async def test_what_it_raises_for_a_miss_names_the_miss_and_no_address():
+    async def hotter(args, sample, sampling_params):
+        url = f"http://{args.vllm_router_ip}:{args.vllm_router_port}{PATH}"
+        body = {"model": "tiny", "token_ids": [1, 2], "stream": True}
+        body["sampling_params"] = {**PARAMS, "top_k": 9}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            (await client.post(url, json=body)).raise_for_status()
+
+    raised, missed = await through(hotter, recorded(WHOLE))
+    assert raised.replayed == f"HTTPStatusError: Client error '404 Not Found' for url '{PATH}'"
+    assert missed.field == "requests"
+    assert "top_k is 9, recorded -1" in missed.replayed
 
 
 async def test_a_request_it_does_not_make_is_named():
