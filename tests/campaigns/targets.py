@@ -93,14 +93,17 @@ def columns(data: bytes) -> None:
         unpack(data)
 
 
+class _Upstream(httpx.AsyncBaseTransport):
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        extensions = {"http_version": b"HTTP/1.1"}
+        return httpx.Response(200, stream=httpx.ByteStream(b"ok"), extensions=extensions)
+
+
 async def _http(data: bytes) -> None:
     proxy = Proxy(Samples(None), "http://127.0.0.1:9")
 
-    async def upstream(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, content=b"ok", extensions={"http_version": b"HTTP/1.1"})
-
     await proxy.aclose()
-    proxy._transport = httpx.MockTransport(upstream)  # type: ignore[assignment]
+    proxy._transport = _Upstream()  # type: ignore[assignment]
     async with serve(proxy) as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(data)

@@ -1,4 +1,4 @@
-"""Hostile keys, text and ids from the wire to every output: nothing obeys them, nothing is lost or mixed up."""
+"""Hostile keys and text from the wire to every output: nothing obeys them, nothing is lost or mixed up."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -35,7 +35,7 @@ def frames(start: int = 0) -> list[bytes]:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def memory() -> int:
@@ -201,25 +201,31 @@ LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 @pytest.mark.parametrize("streams", [128, pytest.param(4096, marks=pytest.mark.campaign)])
 async def test_many_streams_at_once(streams, tmp_path):
+    """Into one log. By 128 a client: what httpx does for a request grows with the connections of its pool."""
     engine = Engine()
     log = Log.open(tmp_path / "log")
-    async with serve(engine) as server, httpx.AsyncClient(timeout=None, limits=LIMITS) as client:
-        async with nothing_leaks(client):
-            recorder = Recorder(log, client)
-            url = server.url + PATH
-            calls = [asyncio.create_task(recorder.generate(f"k{n}", url, BODY)) for n in range(streams)]
-            while engine.open < streams:  # noqa: ASYNC110 - counted by the engine
-                await asyncio.sleep(0.05)
-            engine.go.set()
-            rollouts = await asyncio.wait_for(asyncio.gather(*calls), 300)
-            assert {tuple(rollout.choice().token_ids) for rollout in rollouts} == {
-                tuple(range(10, 10 + LENGTH))
-            }
+    async with serve(engine) as server, nothing_leaks(), AsyncExitStack() as stack:
+        samples, url = Samples(log), server.url + PATH
+        calls = []
+        for first in range(0, streams, 128):
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(timeout=None, limits=LIMITS, verify=False, trust_env=False)
+            )
+            recorder = Recorder(log, client, samples=samples)
+            calls += [
+                asyncio.create_task(recorder.generate(f"k{n}", url, BODY)) for n in range(first, first + 128)
+            ]
+        while engine.open < streams:  # noqa: ASYNC110 - counted by the engine
+            await asyncio.sleep(0.05)
+        engine.go.set()
+        rollouts = await asyncio.wait_for(asyncio.gather(*calls), 300)
+        expected = tuple(range(10, 10 + LENGTH))
+        assert {tuple(rollout.choice().token_ids) for rollout in rollouts} == {expected}
     log.close()
     assert engine.most == streams
     with LogReader.open(tmp_path / "log") as reader:
         assert sum(1 for entry in reader.samples(status="completed")) == streams
-        assert reader.rollout("k0").choice().token_ids == list(range(10, 10 + LENGTH))
+        assert reader.rollout("k0").choice().token_ids == list(expected)
 
 
 @pytest.mark.parametrize("cancels", [60, pytest.param(1000, marks=pytest.mark.campaign)])
@@ -228,31 +234,33 @@ async def test_cancels_in_mid_stream_half_of_them_twice(cancels, tmp_path):
     engine = Engine()
     log = Log.open(tmp_path / "log")
     limits = httpx.Limits(max_connections=10)
-    async with serve(engine) as server, httpx.AsyncClient(timeout=None, limits=limits) as client:
-        async with nothing_leaks(client):
-            recorder = Recorder(log, client)
-            url = server.url + PATH
+    async with (
+        serve(engine) as server,
+        httpx.AsyncClient(timeout=None, limits=limits) as client,
+        nothing_leaks(client),
+    ):
+        recorder = Recorder(log, client)
+        url = server.url + PATH
 
-            async def one(number: int) -> None:
-                call = asyncio.create_task(recorder.generate(f"k{number}", url, BODY))
-                while (
-                    not ((sample := recorder.samples.get(f"k{number}")) and sample.rollout.length)
-                    and number % 3
-                ):
-                    await asyncio.sleep(0)
+        async def one(number: int) -> None:
+            call = asyncio.create_task(recorder.generate(f"k{number}", url, BODY))
+            while (  # noqa: ASYNC110 - no event for it
+                not ((sample := recorder.samples.get(f"k{number}")) and sample.rollout.length) and number % 3
+            ):
+                await asyncio.sleep(0)
+            call.cancel()
+            if number % 2:
+                await asyncio.sleep(0)
                 call.cancel()
-                if number % 2:
-                    await asyncio.sleep(0)
-                    call.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await call
+            with pytest.raises(asyncio.CancelledError):
+                await call
 
-            for start in range(0, cancels, 20):
-                await asyncio.gather(*(one(number) for number in range(start, min(start + 20, cancels))))
-            engine.go.set()
-            after = [asyncio.create_task(recorder.generate(f"after{n}", url, BODY)) for n in range(30)]
-            rollouts = await asyncio.wait_for(asyncio.gather(*after), 60)
-            assert {rollout.status for rollout in rollouts} == {"completed"}
+        for start in range(0, cancels, 20):
+            await asyncio.gather(*(one(number) for number in range(start, min(start + 20, cancels))))
+        engine.go.set()
+        after = [asyncio.create_task(recorder.generate(f"after{n}", url, BODY)) for n in range(30)]
+        rollouts = await asyncio.wait_for(asyncio.gather(*after), 60)
+        assert {rollout.status for rollout in rollouts} == {"completed"}
     log.close()
     assert engine.open == 0
     assert engine.most <= 20
@@ -270,11 +278,14 @@ async def test_a_pool_that_is_used_up_serves_everybody_in_turn():
     engine = Engine()
     engine.go.set()
     limits = httpx.Limits(max_connections=10)
-    async with serve(engine) as server, httpx.AsyncClient(timeout=None, limits=limits) as client:
-        async with nothing_leaks(client):
-            recorder = Recorder(None, client)
-            calls = (recorder.generate(f"k{n}", server.url + PATH, BODY) for n in range(200))
-            rollouts = await asyncio.wait_for(asyncio.gather(*calls), 60)
+    async with (
+        serve(engine) as server,
+        httpx.AsyncClient(timeout=None, limits=limits) as client,
+        nothing_leaks(client),
+    ):
+        recorder = Recorder(None, client)
+        calls = (recorder.generate(f"k{n}", server.url + PATH, BODY) for n in range(200))
+        rollouts = await asyncio.wait_for(asyncio.gather(*calls), 60)
     assert {rollout.status for rollout in rollouts} == {"completed"}
     assert engine.most <= 10
 

@@ -128,9 +128,9 @@ async def through_the_recorder(log: Path) -> None:
             with pytest.raises(GenerationRefused) as refused:
                 await recorder.generate("l", address, BODY, headers=HEADERS)
             assert_nowhere(str(refused.value))
-        with pytest.raises(GenerationFailed, match="Is the engine at") as failed:
-            async with httpx.AsyncClient() as client:
-                recorder = Recorder(writer, client, backoff=Backoff(0.001, 0.001, 1))
+        async with httpx.AsyncClient() as client:
+            recorder = Recorder(writer, client, backoff=Backoff(0.001, 0.001, 1))
+            with pytest.raises(GenerationFailed, match="Is the engine at") as failed:
                 await recorder.generate("m", address, BODY, headers=HEADERS)
         assert_nowhere(str(failed.value))
         with pytest.raises(Exception, match="no path an engine generates on") as wrong:
@@ -147,7 +147,9 @@ def test_a_planted_secret_is_nowhere(tap, tmp_path, call, caplog):
     assert_nowhere(caplog.text)
 
 
-def test_a_planted_secret_is_nowhere_after_a_plug_in(rig, plugin_log, tmp_path, call, caplog, monkeypatch):
+def test_a_planted_secret_is_nowhere_after_a_plug_in(  # noqa: PLR0917 - fixtures
+    rig, plugin_log, tmp_path, call, caplog, monkeypatch
+):
     caplog.set_level(logging.DEBUG, "rollout_log")
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setenv("HF_TOKEN", SECRET)
