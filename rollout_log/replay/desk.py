@@ -55,6 +55,7 @@ class Desk:
         self.weight_version: str | None = None
         self.playing: dict[Playback, Match] = {}
         self._said: float | None = None
+        self._cut_said = False
 
     @property
     def running(self) -> bool:
@@ -81,7 +82,7 @@ class Desk:
             script = faults.strike(script, attempt=attempt)
         playback = Playback(script, pace=self.pace, at_cut=self.at_cut, gate=self.gate)
         playback.names = _names(asked, script.request_id)
-        playback.on_held = self._say_held
+        playback.on_cut, playback.on_held = self._say_cut, self._say_held
         self.playing[playback] = match
         return playback
 
@@ -128,6 +129,20 @@ class Desk:
     def report(self) -> Report:
         """Say what was not asked for, and what was asked for in vain."""
         return self.matcher.report()
+
+    def _say_cut(self, playback: Playback) -> None:
+        """Say of the first response that is held that it is, and for what."""
+        match = self.playing.get(playback)
+        if match is None or self._cut_said:
+            return
+        self._cut_said = True
+        got = match.offset + playback.script.tokens_at(playback.sent)
+        _logger.info(
+            "replay: %s is held at token %d, where the recording was aborted, until the client aborts or "
+            "leaves (--at-cut)",
+            match.recording.name,
+            match.exchange.requested.base + got,
+        )
 
     def _say_held(self) -> None:
         """Say once, when nothing moves any more, what everything waits for."""

@@ -64,6 +64,8 @@ class Playback:
         """A recorded silence lasts until the client leaves; else the response is over when it was."""
         self.names: set[str] = set()
         """Request ids that the response goes by."""
+        self.on_cut: Callable[[Playback], None] = lambda _: None
+        """Called when it begins to be held."""
         self.on_held: Callable[[], None] = lambda: None
         """Called when it has been held for `HELD_S` seconds."""
         self._started = self.moved
@@ -87,8 +89,7 @@ class Playback:
         if not self.gate.open and not self.aborted:
             return Wait(None)
         if script.hold is not None and self.sent >= script.hold:
-            self.held = True
-            return Wait(None)
+            return self._hold()
         if self._next >= len(script.pieces):
             return self._end(script)
         piece = script.pieces[self._next]
@@ -131,10 +132,16 @@ class Playback:
     def on_wake(self, waker: Callable[[], object]) -> None:
         self._wakers.append(waker)
 
+    def _hold(self) -> Wait:
+        """Wait for the client to do what the recorded one did."""
+        if not self.held:
+            self.held = True
+            self.on_cut(self)
+        return Wait(None)
+
     def _end(self, script: Script) -> Wait | Over:
         if script.ending == "left" and self.at_cut == "hold" and not self.aborted:
-            self.held = True
-            return Wait(None)
+            return self._hold()
         if script.ending == "stall" and self.stalls and not self.aborted:
             return Wait(None)
         wait = self._due(script.ended)

@@ -193,6 +193,23 @@ def slow(event: Any) -> Any:
     return Reads(event.number, event.sizes, [0, 3_600_000_000]) if isinstance(event, Reads) else event
 
 
+async def test_the_first_that_is_held_is_named_at_once(caplog):
+    caplog.set_level(logging.INFO, "rollout_log")
+    log = MemoryLog()
+    resumed(log)
+    other = [5, 6]
+    sample(log, "other", other, [], chunks=aborted([4]), max_tokens=6)
+    async with serving(log) as (server, client):
+        for prompt in (PROMPT, other):
+            reader = Reader(client, body(prompt, 6))
+            while not any(each.held for each in server.desk.playing):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+            await client.post("/abort_requests", json={})
+            await reader.task
+    [said] = [message for message in caplog.messages if "held" in message]
+    assert said.startswith("replay: k is held at token 3, where the recording was aborted, until the client")
+
+
 async def test_what_is_held_for_long_is_named(monkeypatch, caplog):
     monkeypatch.setattr(playback, "HELD_S", 0.05)
     monkeypatch.setattr("rollout_log.replay.desk.HELD_S", 0.05)
