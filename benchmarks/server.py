@@ -48,7 +48,8 @@ class Turns:
         """Stream what the query asks for."""
         asked = {name: values[0] for name, values in parse_qs(urlsplit(request.target).query).items()}
         if "tokens" not in asked:
-            self.pass_to(asked["turn"])
+            if "turn" in asked:
+                self.pass_to(asked["turn"])
             await responder.answer(200, b"")
             return
         left, each, rate = int(asked["tokens"]), int(asked["chunk"]), float(asked.get("rate", 0))
