@@ -29,7 +29,7 @@ from rollout_log.record.retry import Backoff, judge
 from rollout_log.record.samples import Samples
 from rollout_log.record.transport import EXTENSION
 from rollout_log.record.watchdog import Watchdog, take_back_cancel
-from rollout_log.request import CAN_BE_INFERRED
+from rollout_log.request import CAN_BE_INFERRED, Request
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -102,6 +102,8 @@ class Recorder:
         self._no_terminal = no_terminal
         self._backoff = backoff or Backoff()
         self._stall_s = stall_s
+        self._warned: set[str] = set()
+        """Why requests got no response at all, as far as that was said."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,9 +157,7 @@ class Recorder:
                     rollout,
                 )
             fruitless = 0 if request.tokens else fruitless + 1
-            _logger.info(
-                "sample %r: request %d ended in %s; again", exchange.key, request.number, verdict.reason
-            )
+            self._tell_retry(exchange.key, request, verdict.reason, call.url)
             if not await self._pause(call, self._backoff.delay(max(fruitless - 1, 0))):
                 return rollout
             attempt += 1
@@ -276,6 +276,21 @@ class Recorder:
             exchange.end("cancelled", "the run aborts")
         else:
             exchange.end("timeout", f"no bytes for {watchdog.limit:g} s")
+
+    def _tell_retry(self, key: str, request: Request, reason: str, url: str) -> None:
+        """Warn once of each cause for which no engine answers; all else that is retried is daily life."""
+        if request.http_status is not None or reason in self._warned:
+            _logger.info("sample %r: request %d ended in %s; again", key, request.number, reason)
+            return
+        self._warned.add(reason)
+        _logger.warning(
+            "sample %r: no response from %s (%s); asking again, up to %d times, up to %g s apart",
+            key,
+            safe_url(url),
+            reason,
+            self._backoff.tries,
+            self._backoff.longest,
+        )
 
     async def _settle(self, exchange: Exchange) -> None:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 
 import httpx
 import pytest
@@ -219,6 +221,30 @@ async def test_it_gives_up_after_so_many_tries():
             await served.generate()
     assert caught.value.rollout.status == "failed"
     assert len(served.engine.requests) == 3
+
+
+async def test_an_engine_that_is_not_there_is_warned_of_once(caplog):
+    caplog.set_level(logging.INFO, "rollout_log")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}{PATH}"
+        async with httpx.AsyncClient() as client:
+            recorder = Recorder(None, client, backoff=QUICK._replace(tries=2))
+            for key in ("a", "b"):
+                with pytest.raises(GenerationFailed, match="given up after 3 requests"):
+                    await recorder.generate(key, url, body())
+    told = [record for record in caplog.records if record.name == "rollout_log"]
+    assert [record.levelname for record in told] == ["WARNING", "INFO", "INFO", "INFO"]
+    assert told[0].getMessage() == (
+        f"sample 'a': no response from {url} (reset: ConnectError: All connection attempts failed); "
+        f"asking again, up to 2 times, up to {QUICK.longest:g} s apart"
+    )
+
+
+async def test_an_engine_that_answers_is_not_warned_of(caplog):
+    async with Served(RawStream(503), CUT, WHOLE) as served:
+        await served.generate()
+    assert caplog.messages == []
 
 
 async def test_an_abort_by_the_engine_is_an_answer():
