@@ -72,8 +72,6 @@ class Rollout:
         """Generate for a sample, or go on with it; True when it is finished."""
         body, opened = self.questions[key]
         kept = self.responses.get(key, [])
-        if len(kept) == TOKENS:
-            return True  # it was cut between its last token and the finish: nothing is left to ask for
         params = {**body["sampling_params"], "max_tokens": TOKENS - len(kept)}
         rollout = await self.recorder.generate(
             key,
@@ -111,6 +109,8 @@ async def main(path: Path) -> str:
             keys = list(rollout.questions)
             print(f"step 0: {len(keys)} samples; it ends when {ENOUGH} are finished")
             aborted = await rollout.run_step(0, keys, ENOUGH)
+            # What was cut between its last token and the finish has nothing left to ask for.
+            aborted = [key for key in aborted if len(rollout.responses.get(key, ())) < TOKENS]
             print(f"step 1: goes on with the {len(aborted)} that were aborted")
             await rollout.run_step(1, aborted, len(aborted))
     return aborted[-1]
