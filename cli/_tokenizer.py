@@ -48,7 +48,8 @@ def load_tokenizer(name: str, *, download: bool = False) -> Decode:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not download).backend_tokenizer
     except ImportError as error:
         raise TokenizerNotFound(
-            f"text needs the library {error.name!r}: pip install 'rollout-log[tokenizer]'"
+            f"text needs the library {error.name!r}: install the extra `tokenizer` "
+            "(in a checkout: pip install '.[tokenizer]')"
         ) from error
     except Exception as error:  # the libraries raise whatever comes, bare Exception included
         first = (str(error) or type(error).__name__).splitlines()[0]

@@ -30,7 +30,7 @@ def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise RolloutLogError("Parquet takes pyarrow: pip install 'rollout-log[parquet]'") from error
+        raise RolloutLogError("Parquet takes pyarrow: pip install pyarrow") from error
     schema = _schema(pa)
     rows = (row(view) for sample in samples for view in views(sample, options.decode))
     with whole(path) as draft, pq.ParquetWriter(draft, schema, compression="zstd") as writer:

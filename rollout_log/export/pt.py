@@ -33,7 +33,7 @@ def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
     try:
         import torch
     except ImportError as error:
-        raise RolloutLogError(f"{path} takes PyTorch: pip install 'rollout-log[torch]'") from error
+        raise RolloutLogError(f"{path} takes PyTorch: pip install torch") from error
     for sample in data["samples"]:
         for name in _TENSORS:
             if isinstance(sample.get(name), list):

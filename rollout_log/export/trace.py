@@ -38,7 +38,7 @@ def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
         import torch
     except ImportError as error:
         raise RolloutLogError(
-            f"{path}: a .pt file takes PyTorch (pip install 'rollout-log[torch]'); another name gives JSON"
+            f"{path}: a .pt file takes PyTorch (pip install torch); another name gives JSON"
         ) from error
     with whole(path) as draft:
         torch.save(data, draft)
