@@ -11,12 +11,29 @@ from rollout_log.cli._output import safe
 from rollout_log.errors import SampleNotFound
 from rollout_log.log import LogReader, Ref
 
-__all__ = ["Json", "LogPath", "Tokenizer", "find"]
+__all__ = ["Json", "JsonLines", "LogDirectory", "LogPath", "Output", "Tokenizer", "find", "say_nothing"]
+
+
+def _in_a_directory(file: Path | None) -> Path | None:
+    if file is not None and not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {safe(file.parent)}: make it, or name another file")
+    return file
+
 
 LogPath = Annotated[
     Path, typer.Argument(metavar="LOG", help="A log, a directory of logs (read as one), or a fixture.")
 ]
+LogDirectory = Annotated[
+    Path, typer.Argument(metavar="LOG", help="A log, or a directory of logs, each of them.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; `rollout-log schema` has its schema.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print JSON, a line each; `rollout-log schema` has its schema.")
+]
+Output = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="FILE", help="The file to write.", callback=_in_a_directory),
+]
 Tokenizer = Annotated[
     str | None,
     typer.Option(metavar="PATH", help="A tokenizer.json, a model's directory, or a name on the hub."),
@@ -40,3 +57,32 @@ def find(reader: LogReader, name: str) -> Ref:
                     except SampleNotFound:
                         continue
         raise
+
+
+def say_nothing(reader: LogReader, step: int | None, asked: str = "") -> None:
+    """Say on stderr that no sample is what was asked for, and which steps there are, if that is why.
+
+    `asked` is the other filters, as they were given.
+    """
+    summaries = list(reader.summaries())
+    steps = {step for each in summaries for step in (each.step, each.resumed_from) if step is not None}
+    if not summaries:
+        what = "the log has no samples yet"
+    elif step is not None and step not in steps:
+        what = f"no sample took part in step {step}; there are {_ranges(steps) or 'no steps'}"
+    else:
+        where = "" if step is None else f" of step {step}"
+        what = f"no sample{where} matches {asked}; without it there are some"
+    typer.echo(f"rollout-log: {what}", err=True)
+
+
+def _ranges(numbers: set[int]) -> str:
+    """Show `step 3`, `steps 0 to 7, 9`."""
+    ends: list[list[int]] = []
+    for number in sorted(numbers):
+        if ends and number == ends[-1][1] + 1:
+            ends[-1][1] = number
+        else:
+            ends.append([number, number])
+    shown = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in ends)
+    return f"step{'s' * (len(numbers) > 1)} {shown}" if numbers else ""

@@ -46,6 +46,11 @@ def _show(char: str) -> str:
     return _NAMED.get(char) or char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
+def several(number: int, noun: str) -> str:
+    """Show `1 sample`, `1,024 samples`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def print_json(*values: Any) -> None:
     """Print each value as one line of JSON: one object, or JSON Lines."""
     for value in values:
@@ -53,11 +58,16 @@ def print_json(*values: Any) -> None:
 
 
 def print_table(
-    header: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Iterable[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
     """Print rows under a header; the columns named in `right` are numbers and stand to the right.
 
-    Cells are made safe. On a terminal that is too narrow, long ones are folded; elsewhere no line is.
+    Cells are made safe. On a terminal that is too narrow, long ones are folded; where that is not enough,
+    the columns `spare` are left out, the first of them first, and stderr says so. Elsewhere lines are whole.
     """
     from rich.cells import cell_len
 
@@ -65,7 +75,7 @@ def print_table(
     cells = [["" if cell is None else safe(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)]
     out = console()
-    if out.is_terminal and _total(widths) > out.width and _print_folded(out, header, cells, sides):
+    if out.is_terminal and _total(widths) > out.width and _print_narrow(out, header, cells, sides, spare):
         return
     for number, row in enumerate([header, *cells]):
         line = "  ".join(
@@ -76,6 +86,25 @@ def print_table(
             out.print(line, style="bold", soft_wrap=True)
         else:
             sys.stdout.write(line + "\n")
+
+
+def _print_narrow(
+    out: Console, header: Sequence[str], cells: list[list[str]], right: set[str], spare: Sequence[str]
+) -> bool:
+    """Print a table that is too wide, without as few of the spare columns as will do; False if none will."""
+    spare = [name for name in spare if name in header]
+    for count in range(len(spare) + 1):
+        left_out = spare[:count]
+        shown = [i for i, name in enumerate(header) if name not in left_out]
+        part = [[row[i] for i in shown] for row in cells]
+        if _print_folded(out, [header[i] for i in shown], part, right):
+            if left_out:
+                names = ", ".join(left_out)
+                sys.stderr.write(
+                    f"rollout-log: left out, for a terminal this narrow: {names} (--json has all)\n"
+                )
+            return True
+    return False
 
 
 def _print_folded(out: Console, header: Sequence[str], cells: list[list[str]], right: set[str]) -> bool:

@@ -48,7 +48,7 @@ def duration(seconds: float | None) -> str:
 def parse_time(text: str | None) -> int | None:
     """Read `2026-05-01T22:30`, `22:30` (today) or `90m` (ago) as nanoseconds since 1970.
 
-    Without a zone it is local time. Raises typer's BadParameter.
+    Seconds may follow minutes. Without a zone it is local time. Raises typer's BadParameter.
     """
     if text is None:
         return None
@@ -60,5 +60,6 @@ def parse_time(text: str | None) -> int | None:
         return int(found.timestamp()) * 10**9 + found.microsecond * 1000
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(
-            f"{text!r} is no time: give 2026-05-01T22:30, 22:30 for today, or 90m for 90 minutes ago"
+            f"{text!r} is no time: give 2026-05-01T22:30, 22:30 or 22:30:05 for today, "
+            "or 90m for 90 minutes ago (s, m, h, d)"
         ) from error

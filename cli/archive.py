@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from rollout_log.cli._arguments import Json, LogPath
-from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._arguments import JsonLines, LogDirectory
+from rollout_log.cli._output import print_json, print_table, several
 from rollout_log.cli._progress import progress
 from rollout_log.errors import RolloutLogError
 from rollout_log.log.archive import archive_folder, archive_path
@@ -27,10 +27,10 @@ from rollout_log.log.keeper import Done
 
 
 def run(
-    log: LogPath,
+    log: LogDirectory,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to copy to; made where missing.")],
     *,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     folders = [each for one in logs_at(log) for each in writers_of(one)]
     done = list(progress("archive", _copy(folders, folder), None))
@@ -46,7 +46,7 @@ def run(
         print("nothing to copy")
     unsealed = sum(path.suffix != SEALED for each in folders for path in segments_of(each))
     if unsealed:
-        typer.echo(f"{unsealed} segments are not sealed yet (rollout-log seal)", err=True)
+        typer.echo(f"{several(unsealed, 'segment')} not sealed yet (rollout-log seal)", err=True)
     if any(each.what == "failed" for each in done):
         raise typer.Exit(1)
 

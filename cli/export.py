@@ -19,7 +19,6 @@ Example:
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -41,7 +40,7 @@ def run(
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Only these samples.")] = None,
     *,
     to: Annotated[str, typer.Option(metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
+    output: arguments.Output,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
     status: Annotated[str | None, typer.Option(help="Only samples of this status.")] = None,
     redact: Annotated[
@@ -61,6 +60,8 @@ def run(
     write = import_module(f"rollout_log.export.{to}").write
     with open_source(log) as reader:
         entries = _entries(reader, keys or [], step, status)
+        if not entries:
+            arguments.say_nothing(reader, step, f"--status {status}")
         samples = progress(to, samples_of(reader, entries), len(entries))
         write(samples, output, Options(chunks=chunks, decode=decode, step=step, redact=left_out))
 

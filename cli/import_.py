@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._output import several
 from rollout_log.fixture import import_samples
 from rollout_log.log import Log
 from rollout_log.sources import open_source
@@ -37,4 +38,4 @@ def run(
             else [e.ref for e in reader.samples(step=step)]
         )
         copied = import_samples(reader, chosen, writer)
-    print(f"{copied} samples copied to {log}")
+    print(f"{several(copied, 'sample')} copied to {log}")

@@ -1,11 +1,12 @@
 """List the samples of a log, in the order they began.
 
-`--step` takes every sample that took part in the step, also those that went on to a later one. Times are
-`2026-05-01T22:30`, `22:30` for today, or `90m` for 90 minutes ago.
+`--step` takes every sample that took part in the step; with `--went-on` only those that were cut there and
+belong to a later one now. Times are `2026-05-01T22:30`, `22:30` for today, or `90m` for 90 minutes ago.
 
 Example:
 
     rollout-log ls runs/today --step 12 --status aborted
+    rollout-log ls runs/today --step 12 --went-on
     rollout-log ls runs/today --key 'math-*' --problem error --since 2h
     rollout-log ls runs/today --json | jq -r 'select(.discarded > 0).name'
 """
@@ -20,7 +21,7 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli import steps as steps_verb
-from rollout_log.cli._arguments import Json, LogPath
+from rollout_log.cli._arguments import JsonLines, LogPath, say_nothing
 from rollout_log.cli._output import print_json, print_table
 from rollout_log.cli._times import brief_clock, parse_time
 from rollout_log.listing import SampleLine, line
@@ -42,6 +43,9 @@ def run(
     *,
     steps: Annotated[bool, typer.Option("--steps", help="A line a step instead: the verb `steps`.")] = False,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
+    went_on: Annotated[
+        bool, typer.Option("--went-on", help="Only samples that left the step, or any, for a later one.")
+    ] = False,
     status: Annotated[str | None, typer.Option(help=f"Only samples that are {', '.join(STATUSES)}.")] = None,
     problem: Annotated[
         str | None, typer.Option(help="Only samples with this problem, or with any of this severity.")
@@ -49,7 +53,7 @@ def run(
     key: Annotated[str | None, typer.Option(metavar="GLOB", help="Only keys like this: `math-*`.")] = None,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Only samples active since then.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only samples begun by then.")] = None,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     if steps:
         steps_verb.run(log, json=json)
@@ -59,12 +63,28 @@ def run(
     codes = _codes(problem)
     after, before = parse_time(since), parse_time(until)
     with open_source(log) as reader:
-        found = _narrow(reader.samples(step=step, status=status), codes, key, after, before)
-        if json:
-            for entry in found:
-                print_json(line(entry))
-        else:
-            _print([line(entry) for entry in found])
+        entries = reader.samples(step=step, status=status)
+        if went_on:
+            entries = (entry for entry in entries if _went_on(entry.summary, step))
+        found = [line(entry) for entry in _narrow(entries, codes, key, after, before)]
+        if not found:
+            given = {
+                "--status": status,
+                "--problem": problem,
+                "--key": key,
+                "--since": since,
+                "--until": until,
+            }
+            asked = [f"{name} {value}" for name, value in given.items() if value is not None]
+            say_nothing(reader, step, " ".join(["--went-on"] * went_on + asked))
+    if json:
+        print_json(*found)
+    elif found:
+        _print(found)
+
+
+def _went_on(summary: Summary, step: int | None) -> bool:
+    return summary.resumed_from is not None if step is None else summary.step != step
 
 
 def _codes(problem: str | None) -> set[str] | None:
@@ -101,6 +121,7 @@ def _print(lines: list[SampleLine]) -> None:
         ["run", *_HEADER] if runs else _HEADER,
         ([line.run, *_row(line)] if runs else _row(line) for line in lines),
         right=["step", "tokens", "thrown away", "requests", "resumed from"],
+        spare=["began", "weights", "requests", "resumed from"],
     )
 
 

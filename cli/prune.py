@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from rollout_log.cli._arguments import Json, LogPath
-from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._arguments import JsonLines, LogDirectory
+from rollout_log.cli._output import print_json, print_table, several
 from rollout_log.cli._times import brief_clock, parse_time
 from rollout_log.log.directory import logs_at
 from rollout_log.log.retention import Pruned, prune
@@ -28,7 +28,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def run(
-    log: LogPath,
+    log: LogDirectory,
     *,
     step: Annotated[
         int | None,
@@ -42,7 +42,7 @@ def run(
         str | None, typer.Option(metavar="SIZE", help="Delete the oldest until each log has 500MB, 20GB, …")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     if step is None and older_than is None and keep_bytes is None:
         raise typer.BadParameter("give --step, --older-than or --keep-bytes")
@@ -80,7 +80,7 @@ def _print(gone: list[Pruned], dry_run: bool) -> None:
             right=["segment", "bytes", "samples"],
         )
     verb = "would be deleted" if dry_run else "deleted"
-    print(f"{len(gone)} segments {verb}, {sum(each.bytes for each in gone):,} bytes")
+    print(f"{several(len(gone), 'segment')} {verb}, {sum(each.bytes for each in gone):,} bytes")
 
 
 def _steps(each: Pruned) -> str:

@@ -13,12 +13,12 @@ Example:
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._output import several
 from rollout_log.cli._progress import progress
 from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.cli.show import tokenizer_for
@@ -32,7 +32,7 @@ from rollout_log.sources import open_source
 def run(
     log: arguments.LogPath,
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
+    output: arguments.Output,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
     max_mb: Annotated[
         int, typer.Option(help="Beyond this, samples are drawn without their tokens, the uneventful first.")
@@ -50,7 +50,7 @@ def run(
             page.add(entry)
         page.write(output)
     size = f"{output}, {output.stat().st_size / 1e6:.1f} MB" if output.is_file() else str(output)
-    print(f"rollout-log: {size}, with {len(entries):,} samples", file=sys.stderr)
+    print(f"rollout-log: {size}, with {several(len(entries), 'sample')}", file=sys.stderr)
     if page.left_out:
         print(
             f"rollout-log: {page.left_out:,} of {len(entries):,} samples are drawn WITHOUT THEIR TOKENS: "

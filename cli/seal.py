@@ -15,14 +15,14 @@ from pathlib import Path
 
 import typer
 
-from rollout_log.cli._arguments import Json, LogPath
+from rollout_log.cli._arguments import JsonLines, LogDirectory
 from rollout_log.cli._output import print_json, print_table, safe
 from rollout_log.cli._progress import progress
 from rollout_log.log.directory import is_live, logs_at, writers_of
 from rollout_log.log.keeper import Done, Plan, run_child
 
 
-def run(log: LogPath, json: Json = False) -> None:
+def run(log: LogDirectory, json: JsonLines = False) -> None:
     live = [folder for folder in _folders(log) if is_live(folder)]
     done = list(
         progress("seal", _seal(log), sum(len(list(folder.glob("*.rlog"))) for folder in _folders(log)))

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rollout_log.cli._output import safe
+from rollout_log.cli._output import safe, several
 from rollout_log.replay.desk import pace_of
 from rollout_log.replay.faults import Faults
 from rollout_log.replay.matching import Report
@@ -90,7 +90,7 @@ async def _serve(serving: AbstractAsyncContextManager[ReplayServer], sources: li
         recordings = server.desk.matcher.recordings
         endpoints = sorted({each.endpoint for each in recordings})
         print(
-            f"{server.url} serves {len(recordings):,} samples of {', '.join(safe(each) for each in sources)}"
+            f"{server.url} serves {several(len(recordings), 'sample')} of {', '.join(map(safe, sources))}"
             f" on {', '.join(map(safe, endpoints)) or 'no endpoint'}",
             flush=True,
         )
@@ -99,10 +99,10 @@ async def _serve(serving: AbstractAsyncContextManager[ReplayServer], sources: li
 
 
 def _print(report: Report) -> None:
-    _print_some(f"never asked for: {len(report.unused):,} samples", map(repr, report.unused))
+    _print_some(f"never asked for: {several(len(report.unused), 'sample')}", map(repr, report.unused))
     partly = [f"{name!r} request {', '.join(map(str, numbers))}" for name, numbers in report.partly]
-    _print_some(f"asked for in part: {len(partly):,} samples, without", partly)
-    _print_some(f"asked for in vain: {len(report.misses):,} times", report.misses)
+    _print_some(f"asked for in part: {several(len(partly), 'sample')}, without", partly)
+    _print_some(f"asked for in vain: {several(len(report.misses), 'time')}", report.misses)
 
 
 def _print_some(title: str, lines: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._arguments import Json, LogPath
-from rollout_log.cli._output import print_facts, print_json
+from rollout_log.cli._output import print_facts, print_json, several
 from rollout_log.cli._times import clock, duration
 from rollout_log.sources import open_source
 from rollout_log.statistics import Distribution, Moment, Statistics, measure
@@ -54,13 +54,14 @@ def _print(found: Statistics) -> None:
         "first token": _spread(found.first_token),
         "between tokens": _spread(found.between_tokens),
         "loss window": _spread(found.loss_window),
-        "on disk": f"{size(found.disk_bytes)} in {found.segments:,} segments of {found.writers:,} writers",
+        "on disk": f"{size(found.disk_bytes)} in {several(found.segments, 'segment')}"
+        f" of {several(found.writers, 'writer')}",
         "responses": f"{size(found.response_bytes)} as they arrived",
         "blocks": _blocks(found),
         "sealing": _sealing(found),
     }
     if found.looked_at < found.samples:
-        facts["looked into"] = f"{found.looked_at:,} samples, for all but counts and sizes"
+        facts["looked into"] = f"{several(found.looked_at, 'sample')}, for all but counts and sizes"
     print_facts({name: value for name, value in facts.items() if value is not None})
 
 

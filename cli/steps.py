@@ -1,7 +1,9 @@
 """Print a line for each step: what became of its samples, and what it cost.
 
-A sample counts in its latest step; "went on" says how many began in a step and are counted in a later
-one. "thrown away" are tokens that were generated and dropped by a retry or a trim.
+A sample counts in its latest step, with its retries and thrown-away tokens, whenever they were; `report`
+has those in the step in which they happened. "went on" says how many began in a step and are counted in a
+later one (`ls --step N --went-on`). "thrown away" are tokens that were generated and dropped by a retry or
+a trim.
 
 Example:
 
@@ -11,7 +13,7 @@ Example:
 
 from __future__ import annotations
 
-from rollout_log.cli._arguments import Json, LogPath
+from rollout_log.cli._arguments import JsonLines, LogPath, say_nothing
 from rollout_log.cli._output import print_json, print_table
 from rollout_log.cli._times import brief_clock, duration
 from rollout_log.sources import open_source
@@ -38,9 +40,11 @@ COLUMNS = {
 }
 
 
-def run(log: LogPath, json: Json = False) -> None:
+def run(log: LogPath, json: JsonLines = False) -> None:
     with open_source(log) as reader:
         steps = by_step(reader.summaries())
+        if not steps:
+            say_nothing(reader, None)
     if json:
         print_json(*steps)
         return
@@ -53,6 +57,7 @@ def run(log: LogPath, json: Json = False) -> None:
         [header[i] for i in shown],
         [[row[i] for i in shown] for row in rows],
         right=[name for name, side in COLUMNS.items() if side == "right"],
+        spare=["began", "took", "weights", "requests", "resumed from", "retries"],
     )
 
 

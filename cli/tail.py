@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollout_log.cli._arguments import LogPath
-from rollout_log.cli._output import console, print_json, safe
+from rollout_log.cli._arguments import JsonLines, LogPath
+from rollout_log.cli._output import console, print_json, safe, several
 from rollout_log.cli._times import clock, duration
 from rollout_log.sources import open_source
 from rollout_log.watching import Glance, Happening, Watcher
@@ -39,7 +39,7 @@ def run(
     log: LogPath,
     *,
     every: Annotated[float, typer.Option(metavar="SECONDS", min=0.05, help="How often to look.")] = 1.0,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object for each thing that happens.")] = False,
+    json: JsonLines = False,
 ) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     with open_source(log) as reader:
@@ -139,5 +139,5 @@ def _view(glance: Glance, latest: deque[Happening], title: str, width: int, heig
 
 def _headline(glance: Glance) -> str:
     statuses = ", ".join(f"{count:,} {status}" for status, count in glance.statuses.items())
-    counts = f"{glance.samples:,} samples" + (f": {statuses}" if statuses else "")
+    counts = several(glance.samples, "sample") + (f": {statuses}" if statuses else "")
     return f"{counts}; {glance.tokens_per_second:,.0f} tokens a second"

@@ -21,7 +21,7 @@ import typer
 
 from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._folding import Folded, fold_all
-from rollout_log.cli._output import console, print_json, print_table, safe
+from rollout_log.cli._output import console, print_json, print_table, safe, several
 from rollout_log.errors import LogDamaged
 from rollout_log.log.retention import Pruned
 from rollout_log.log.verify import Finding, Report, verify
@@ -126,10 +126,13 @@ def _check_fixture(path: Path) -> Report:
 
 def _print(verdict: Verdict) -> None:
     out = console()
-    out.print(f"{verdict.samples:,} samples, {verdict.blocks:,} blocks, {verdict.events:,} events")
+    out.print(
+        f"{several(verdict.samples, 'sample')}, {several(verdict.blocks, 'block')}, "
+        + several(verdict.events, "event")
+    )
     if verdict.pruned:
         gone = sum(segment.bytes for segment in verdict.pruned)
-        out.print(f"{len(verdict.pruned):,} segments were pruned, {gone:,} bytes; their events are gone")
+        out.print(f"pruned: {several(len(verdict.pruned), 'segment')}, {gone:,} bytes; their events are gone")
     if verdict.problems:
         print()
         _print_problems(verdict.problems)
@@ -168,5 +171,5 @@ def _conclusion(verdict: Verdict) -> str:
     if verdict.verdict == "damaged":
         return f"damaged: {verdict.folded:,} of {verdict.samples:,} samples can be read"
     if verdict.verdict == "problems":
-        return f"the bytes are sound; {verdict.errors:,} samples have errors (`ls --problem error`)"
+        return f"the bytes are sound; {several(verdict.errors, 'sample')} with errors (`ls --problem error`)"
     return "clean: the bytes are sound, and no sample has an error"

@@ -51,7 +51,7 @@ def test_some_samples_may_be_chosen(fixture, args, names):
 def test_import_takes_some_samples_and_refuses_what_is_there(fixture, call, tmp_path):
     path = fixture(name="all.jsonl.zst")
     assert call("import", path, tmp_path / "copy", "--step", "2").out.startswith("3 samples")
-    assert call("import", path, tmp_path / "copy", "math-1").out.startswith("1 samples")
+    assert call("import", path, tmp_path / "copy", "math-1").out.startswith("1 sample copied")
     result = call("import", path, tmp_path / "copy")
     assert result.code == 2
     assert "already; import into another log" in result.err

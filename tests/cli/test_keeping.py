@@ -71,7 +71,7 @@ def test_seal_says_what_it_could_not(log, call):
 
 
 def test_archive(log, tmp_path, call):
-    assert "2 segments are not sealed yet" in call("archive", log, tmp_path / "archive").err
+    assert "2 segments not sealed yet" in call("archive", log, tmp_path / "archive").err
     before = content_of(log)
     call("seal", log)
     result = call("archive", log, tmp_path / "archive", "--json")
@@ -93,17 +93,15 @@ def test_prune(log, call):
     assert call("prune", log).code == 2
     assert call("prune", log, "--keep-bytes", "many").code == 2
     dry = call("prune", log, "--step", 2, "--dry-run")
-    assert dry.lines[-1].startswith("1 segments would be deleted, ")
+    assert dry.lines[-1].startswith("1 segment would be deleted, ")
     assert len(content_of(log)) == 7
     (gone,) = [msgspec.convert(line, Pruned) for line in call("prune", log, "--step", 2, "--json").json_lines]
     assert (gone.samples, gone.first_step, gone.last_step) == (4, 1, 1)
     assert set(content_of(log)) == {"s2-0", "s2-1", "s2-2"}
-    assert (
-        call("verify", log).lines[1] == f"1 segments were pruned, {gone.bytes:,} bytes; their events are gone"
-    )
+    assert call("verify", log).lines[1] == f"pruned: 1 segment, {gone.bytes:,} bytes; their events are gone"
     assert call("verify", log).code == 0
     assert call("prune", log, "--older-than", "1d").out.startswith("0 segments deleted")
-    assert call("prune", log, "--keep-bytes", "1kB").lines[-1].startswith("1 segments deleted")
+    assert call("prune", log, "--keep-bytes", "1kB").lines[-1].startswith("1 segment deleted")
     assert content_of(log) == {}
 
 

@@ -22,6 +22,9 @@ ALL = ["math-1", "math-2", "math-3", "chat-1", "chat-2", "held-out"]
         (["--step", 1], ["math-1", "math-2", "math-3", "chat-1"]),
         (["--step", 2], ["math-2", "chat-2", "held-out"]),
         (["--step", 3], []),
+        (["--step", 1, "--went-on"], ["math-2"]),
+        (["--step", 2, "--went-on"], []),
+        (["--went-on"], ["math-2"]),
         (["--status", "truncated"], ["math-3"]),
         (["--key", "math-*"], ["math-1", "math-2", "math-3"]),
         (["--key", "*-[12]"], ["math-1", "math-2", "chat-1", "chat-2"]),
@@ -34,6 +37,29 @@ ALL = ["math-1", "math-2", "math-3", "chat-1", "chat-2", "held-out"]
 )
 def test_filters(options, names, run_log, call):
     assert [line["name"] for line in call("ls", run_log, *options, "--json").json_lines] == names
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--step", 7], "no sample took part in step 7; there are steps 1 to 2"),
+        (["--status", "aborted"], "no sample matches --status aborted; without it there are some"),
+        (
+            ["--step", 2, "--went-on", "--key", "x*"],
+            "no sample of step 2 matches --went-on --key x*; without it there are some",
+        ),
+    ],
+)
+def test_nothing_found_is_said(options, said, run_log, call):
+    result = call("ls", run_log, *options)
+    assert (result.code, result.out, result.err) == (0, "", f"rollout-log: {said}\n")
+
+
+def test_a_log_without_samples_says_so(tmp_path, call):
+    with Writer(tmp_path / "log"):
+        pass
+    for verb in ("ls", "steps"):
+        assert call(verb, tmp_path / "log").err == "rollout-log: the log has no samples yet\n"
 
 
 def test_a_severity_takes_all_its_problems(tmp_path, call):

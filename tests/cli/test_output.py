@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from pathlib import Path
 
@@ -82,3 +83,23 @@ def test_a_table_reads_no_markup_and_is_not_folded_off_a_terminal(capsys):
     assert first.split("  ")[0] == r"[red]a[/red] :smile: \x1b[1m"
     assert first.endswith("     7")
     assert second.rstrip() == "x" * 300
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("ls", 200, ""),
+        ("ls", 80, "began"),
+        ("ls", 60, "began, weights, requests"),
+        ("steps", 80, "began, took, weights, requests, resumed from"),
+    ],
+)
+def test_on_a_narrow_terminal_columns_are_left_out(case, run_log, call, terminal):
+    verb, columns, left_out = case
+    terminal(columns)
+    result = call(verb, run_log)
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in result.lines]
+    assert max(map(len, lines)) <= columns
+    said = f"rollout-log: left out, for a terminal this narrow: {left_out} (--json has all)\n"
+    assert result.err == (said if left_out else "")
+    assert not set(left_out.split(", ")) & set(" ".join(lines[:3]).split())

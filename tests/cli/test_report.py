@@ -28,3 +28,11 @@ def test_a_step_that_is_not_there_is_refused(run_log, tmp_path, call, step, what
     assert done.code == 2
     assert what in done.err
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("verb", [["report"], ["export", "--to", "jsonl"]])
+def test_a_directory_that_is_not_there(verb, run_log, call, tmp_path):
+    result = call(*verb, run_log, "-o", tmp_path / "gone" / "x")
+    assert result.code == 2
+    assert f"there is no directory {tmp_path / 'gone'}: make it, or name another file" in result.err
+    assert ".tmp" not in result.err

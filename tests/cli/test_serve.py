@@ -64,7 +64,7 @@ async def test_it_serves_a_log_and_says_what_was_not_asked_for(log, ended_by):
         process.send_signal(ended_by)
         out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
-    assert out.decode() == "never asked for: 1 samples\n  'two'\n"
+    assert out.decode() == "never asked for: 1 sample\n  'two'\n"
 
 
 async def test_a_miss_fails_it(log):
@@ -77,8 +77,7 @@ async def test_a_miss_fails_it(log):
         out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
     assert (
-        "asked for in vain: 1 times\n  no recording of /inference/v1/generate with 1 token ids"
-        in out.decode()
+        "asked for in vain: 1 time\n  no recording of /inference/v1/generate with 1 token ids" in out.decode()
     )
     assert "no recording of /inference/v1/generate with 1 token ids" in err.decode()
 

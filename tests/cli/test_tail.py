@@ -163,4 +163,4 @@ def test_on_a_terminal_it_leaves_the_screen_as_it_was(tmp_path):
     assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
     assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
     assert rb"[bold]k[/bold]\x1b[2J" in shown
-    assert shown.endswith(b"1 samples: 1 pending; 0 tokens a second\r\n")
+    assert shown.endswith(b"1 sample: 1 pending; 0 tokens a second\r\n")
