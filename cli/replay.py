@@ -24,22 +24,43 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated
 
+import msgspec
 import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import console, print_json, safe
+from rollout_log.cli._output import console, print_json, safe, several
 from rollout_log.cli._progress import progress
 from rollout_log.cli._times import clock, duration, parse_time
 from rollout_log.cli._tokenizer import Decode
 from rollout_log.cli.ls import STATUSES, status_of
 from rollout_log.cli.show import print_sample, sample_view, tokenizer_for
+from rollout_log.errors import SampleNotFound
 from rollout_log.fold import Rollout, fold
 from rollout_log.log import Entry, LogReader
 from rollout_log.replay.checking import CannotCheck, Difference, check_sample
 from rollout_log.replay.narrative import Line, narrate, until
 from rollout_log.replay.through import load_function, run_through
 from rollout_log.sources import open_source
+
+
+class Told(Line, kw_only=True):
+    """What --json prints of each thing that happened."""
+
+    sample: str
+    """What finds it: `KEY`, or `KEY@n`."""
+
+
+class Compared(msgspec.Struct):
+    """What --json prints of each sample, with --check and --through."""
+
+    sample: str
+    run: str
+    differences: list[Difference]
+    """Fields that came out differently; empty where all is as recorded."""
+    passed_over: str | None = None
+    """Why the sample could not be compared."""
+
 
 _LONGEST_WAIT_S = 10.0
 _LONGEST = 200
@@ -58,7 +79,7 @@ def run(
         float | None, typer.Option(metavar="X", help="At X times the recorded pace; default: at once.")
     ] = None,
     at_event: Annotated[
-        int | None, typer.Option("--at-event", metavar="K", help="Show the sample after event K.")
+        int | None, typer.Option("--at-event", metavar="K", min=0, help="Show the sample after event K.")
     ] = None,
     at_time: Annotated[
         str | None,
@@ -69,7 +90,7 @@ def run(
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Call this generate function with it.")
     ] = None,
     tokenizer: arguments.Tokenizer = None,
-    json: arguments.Json = False,
+    json: arguments.JsonLines = False,
 ) -> None:
     if status is not None and status not in STATUSES:
         raise typer.BadParameter(f"{status!r} is no status: there are {', '.join(STATUSES)}")
@@ -80,6 +101,8 @@ def run(
     function = load_function(through) if through is not None else None
     with open_source(log) as reader:
         entries = _entries(reader, keys or [], step, status)
+        if not entries:
+            arguments.say_nothing(reader, step, f"--status {status}")
         if function is not None:
             _compare(entries, lambda entry: asyncio.run(run_through(function, reader, entry)), json=json)
         elif check:
@@ -124,7 +147,7 @@ def _tell(
         lines = _paced(lines, speed)
     if json:
         for line in lines:
-            print_json({"sample": entry.name, **_plain(line)})
+            print_json(Told(sample=entry.name, **msgspec.structs.asdict(line)))
         return
     decode = tokenizer_for(reader.rollout(entry.ref), tokenizer)
     title = f"{entry.name}: {status_of(entry.summary)}" + ("" if run is None else f", run {run}")
@@ -161,10 +184,6 @@ def _tokens(token_ids: list[int], decode: Decode | None) -> str:
     return " ".join([*map(str, head), *(["…"] if gap else []), *map(str, tail)])
 
 
-def _plain(line: Line) -> dict[str, object]:
-    return {name: getattr(line, name) for name in line.__struct_fields__}
-
-
 # Time travel
 
 
@@ -173,6 +192,9 @@ def _show_at(
 ) -> None:
     clock_ns = None if at is None else _clock(at, entry)
     events = list(until(reader.events(entry.ref), last=event, clock_ns=clock_ns))
+    if event is not None and clock_ns is None and (not events or events[-1][0] < event):
+        last = f"its last event is {events[-1][0]}" if events else "it has no events"
+        raise SampleNotFound(f"there is no event {event} of sample {entry.name!r}: {last}")
     rollout = fold(events, _state(reader, entry))
     decode = tokenizer_for(rollout, tokenizer)
     if json:
@@ -187,7 +209,11 @@ def _clock(text: str, entry: Entry) -> int:
     try:
         return entry.summary.opened_unix_ns + int(float(text) * 1e9)
     except (ValueError, OverflowError):
+        pass
+    try:
         return parse_time(text) or 0
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error}, or 2.5 for seconds after it began") from error
 
 
 def _state(reader: LogReader, entry: Entry) -> Rollout | None:
@@ -207,12 +233,14 @@ def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]],
             differences = compare(entry)
         except CannotCheck as error:
             passed += 1
+            if json:
+                print_json(Compared(entry.name, entry.ref.run, [], str(error)))
             print(f"rollout-log: passed over: {safe(error)}", file=sys.stderr)
             continue
         differing += bool(differences)
         run = f" (run {entry.ref.run})" if runs else ""
         if json:
-            print_json(*differences)
+            print_json(Compared(entry.name, entry.ref.run, differences))
         else:
             for each in differences:
                 print(
@@ -221,8 +249,11 @@ def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]],
                 )
     if not json:
         checked = len(entries) - passed
-        verdict = f"{differing} differ" if differing else "all as recorded"
-        print(f"{checked} samples replayed, {verdict}" + (f"; {passed} passed over" if passed else ""))
+        verdict = f"{differing} differ{'s' * (differing == 1)}" if differing else "all as recorded"
+        print(
+            f"{several(checked, 'sample')} replayed, {verdict}"
+            + (f"; {passed} passed over" if passed else "")
+        )
     raise typer.Exit(1 if differing else 0)
 
 

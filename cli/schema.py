@@ -1,7 +1,8 @@
 """Print the JSON Schema of what a verb prints with --json.
 
-`ls`, `steps`, `tail`, `seal`, `archive`, `prune` and `export --to jsonl` print one such object a line, the
-others one.
+`ls`, `steps`, `tail`, `replay`, `seal`, `archive`, `prune` and `export --to jsonl` print one such object a
+line, the others one. `replay-check` is of `replay --check` and `--through`; with --at-… it prints what
+`show` does.
 
 Example:
 
@@ -25,6 +26,8 @@ TYPES = {
     "ls": "rollout_log.listing:SampleLine",
     "steps": "rollout_log.steps:StepView",
     "diff": "rollout_log.comparison:Comparison",
+    "replay": "rollout_log.cli.replay:Told",
+    "replay-check": "rollout_log.cli.replay:Compared",
     "stats": "rollout_log.statistics:Statistics",
     "tail": "rollout_log.watching:Happening",
     "verify": "rollout_log.cli.verify:Verdict",

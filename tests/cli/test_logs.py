@@ -173,8 +173,8 @@ def test_a_schema_describes_what_the_verb_prints(verb, run_log, call):
     assert found.json["$schema"].startswith("https://json-schema.org/")
     name = found.json["$ref"].rpartition("/")[2]
     described = set(found.json["$defs"][name]["properties"])
-    args = {"show": ["math-1"], "diff": ["math-1", "math-2"]}.get(verb, [])
-    printed = call(verb, run_log, *args, "--json").json_lines
+    args = {"show": ["math-1"], "diff": ["math-1", "math-2"], "replay-check": ["--check"]}.get(verb, [])
+    printed = call(verb.partition("-")[0], run_log, *args, "--json").json_lines
     assert printed
     for line in printed:
         assert set(line) == described
@@ -188,7 +188,7 @@ def test_the_schema_is_that_of_show_by_default(call):
 def test_a_verb_without_a_schema(call):
     result = call("schema", "record")
     assert result.code == 2
-    assert "there are show, ls, steps, diff, stats, tail, verify" in result.err
+    assert "there are show, ls, steps, diff, replay, replay-check, stats, tail, verify" in result.err
 
 
 def test_files_of_a_log_stay_as_they_are(run_log, call):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import msgspec
@@ -91,7 +90,16 @@ def test_the_sample_as_it_was_after_an_event(run_log, call):
     assert result.lines[0] == "as of event 3, Delta, of 15 events"
     assert "│ 21 22" in result.lines
     assert call("replay", run_log, "math-2", "--at-event", 3, "--json").json["token_ids"] == [21, 22]
-    assert call("replay", run_log, "math-2", "--at-event", 99, "--json").json["token_ids"] == [21, 22, 23, 24]
+    assert call("replay", run_log, "math-2", "--at-event", 14, "--json").json["token_ids"] == [21, 22, 23, 24]
+
+
+def test_an_event_that_there_is_not(run_log, call):
+    beyond = call("replay", run_log, "math-2", "--at-event", 15)
+    assert (beyond.code, beyond.out) == (2, "")
+    assert beyond.err == "rollout-log: there is no event 15 of sample 'math-2': its last event is 14\n"
+    before = call("replay", run_log, "math-2", "--at-event", -1)
+    assert before.code == 2
+    assert "Invalid value for '--at-event'" in before.err
 
 
 def test_the_sample_as_it_was_at_a_time(run_log, call):
@@ -100,7 +108,11 @@ def test_the_sample_as_it_was_at_a_time(run_log, call):
     later = call("replay", run_log, "math-2", "--at-time", 3600, "--json").json
     assert (later["status"], later["events"]) == ("completed", 15)
     assert call("replay", run_log, "math-2", "--at-time", "2001-01-01T00:00", "--json").json["events"] == 0
-    assert call("replay", run_log, "math-2", "--at-time", "yesterday").code == 2
+    refused = call("replay", run_log, "math-2", "--at-time", "yesterday")
+    assert refused.code == 2
+    told = " ".join(refused.err.replace("│", " ").split())
+    for form in ("2026-05-01T22:30", "22:30:05", "90m", "2.5 for seconds after it began"):
+        assert form in told
 
 
 def test_check_finds_everything_as_recorded(run_log, call, tmp_path):
@@ -120,14 +132,25 @@ def test_check_names_sample_and_field(run_log, call, monkeypatch):
     assert result.code == 1
     assert result.lines == [
         'math-1: status is "failed", recorded "completed"',
-        "1 samples replayed, 1 differ",
+        "1 sample replayed, 1 differs",
     ]
     assert call("replay", run_log, "math-1", "--check", "--json").json == {
         "sample": "math-1",
-        "field": "status",
-        "recorded": "completed",
-        "replayed": "failed",
+        "run": "today",
+        "differences": [
+            {"sample": "math-1", "field": "status", "recorded": "completed", "replayed": "failed"}
+        ],
+        "passed_over": None,
     }
+
+
+def test_check_prints_an_object_for_each_sample(run_log, call):
+    result = call("replay", run_log, "math-1", "math-2", "--check", "--json")
+    assert result.code == 0
+    assert [(line["sample"], line["differences"]) for line in result.json_lines] == [
+        ("math-1", []),
+        ("math-2", []),
+    ]
 
 
 def test_what_the_client_never_sends_is_passed_over(tmp_path, call):
@@ -136,6 +159,8 @@ def test_what_the_client_never_sends_is_passed_over(tmp_path, call):
     result = call("replay", tmp_path / "log", "--check")
     assert (result.code, result.out) == (0, "0 samples replayed, all as recorded; 1 passed over\n")
     assert "passed over: 'k' request 0: its body is no JSON object" in result.err
+    (line,) = call("replay", tmp_path / "log", "--check", "--json").json_lines
+    assert line["passed_over"].startswith("'k' request 0: its body is no JSON object")
 
 
 FUNCTION = """
@@ -150,9 +175,9 @@ def test_through_a_function_of_ones_own(run_log, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = call("replay", run_log, "math-1", "--through", "my_rollout:generate")
     assert result.code == 1
-    assert result.lines == ["math-1: tokens[3] is absent, recorded 11", "1 samples replayed, 1 differ"]
+    assert result.lines == ["math-1: tokens[3] is absent, recorded 11", "1 sample replayed, 1 differs"]
     found = call("replay", run_log, "math-1", "--through", "my_rollout:generate", "--json").json_lines
-    assert [json.dumps(each["recorded"]) for each in found] == ["11"]
+    assert [each["recorded"] for each in found[0]["differences"]] == [11]
     assert call("replay", run_log, "math-1", "--through", "my_rollout:missing").code == 2
 
 
