@@ -61,7 +61,7 @@ def print_response(rollout: Rollout, choice: Choice, decode: Decode | None) -> N
     known = [logprob for logprob in choice.logprobs if not math.isnan(logprob)]
     mean = f", mean log-prob {sum(known) / len(known):.3f}" if known else ""
     out.print(f"response, {len(choice.token_ids):,} tokens{mean}", style="bold")
-    if out.is_terminal and choice.token_ids:
+    if out.is_terminal and not out.no_color and choice.token_ids:
         legend = Text("probability")
         for label, style in _LEGEND:
             legend.append(label, style)

@@ -247,3 +247,10 @@ def test_colours_on_a_terminal_follow_the_probability(monkeypatch, tmp_path, cal
     assert "\x1b[1;31m3 \x1b[0m" in out
     assert "\x1b[4;35m4" in out
     assert "no log-prob" in out, "the legend"
+
+
+def test_without_colours_there_is_no_legend_of_them(monkeypatch, run_log, call, terminal):
+    terminal(80)
+    assert "probability" in call("show", run_log, "math-1").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "probability" not in call("show", run_log, "math-1").out
