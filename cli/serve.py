@@ -17,6 +17,7 @@ Example:
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
@@ -83,6 +84,8 @@ def run(
 
 
 async def _serve(serving: AbstractAsyncContextManager[ReplayServer], sources: list[Path]) -> Report:
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("rollout_log").setLevel(logging.INFO)  # also that a stream is held
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

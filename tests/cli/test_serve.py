@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 
@@ -15,6 +16,7 @@ from raw_server import captured, play
 from rollout_log import cli
 from rollout_log.log import Log
 from rollout_log.record.proxy import serve_proxy
+from rollout_log.record.samples import Samples
 
 NAME = "c1-include-usage"
 
@@ -80,6 +82,24 @@ async def test_a_miss_fails_it(log):
         "asked for in vain: 1 time\n  no recording of /inference/v1/generate with 1 token ids" in out.decode()
     )
     assert "no recording of /inference/v1/generate with 1 token ids" in err.decode()
+
+
+async def test_it_says_that_a_stream_is_held(tmp_path):
+    capture = load(NAME)
+    log = Log.open(tmp_path / "log")
+    samples = Samples(log)
+    exchange = samples.request(
+        "left", path=capture.request["path"], body=json.dumps(capture.request["body"]).encode()
+    )
+    exchange.respond(200, [("content-type", "text/event-stream")])
+    exchange.feed(capture.body[: capture.body.index(b"\n\n") + 2])
+    exchange.end("cancelled")
+    log.close()
+    async with serving(str(tmp_path / "log")) as (process, line), httpx.AsyncClient() as client:
+        url = line.split()[0] + capture.request["path"]
+        async with client.stream("POST", url, json=capture.request["body"]):
+            said = await asyncio.wait_for(process.stderr.readline(), 60)
+    assert said.decode().startswith("replay: left is held at token 1, where the recording was aborted")
 
 
 async def test_faults_come_from_a_file(log, tmp_path):
