@@ -74,8 +74,11 @@ def text_file(path: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of `path` when all is well."""
-    if path.exists() and not path.is_file():
+    """Give a path to write to, which takes the place of `path` when all is well.
+
+    A pipe, a device and a link (`/dev/stdout`) are not replaced, but written to.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
         yield path
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -226,3 +226,14 @@ def test_an_unknown_format_or_key(run_log, call, tmp_path):
     assert missing.code == 2
     assert "'math-1'" in missing.err
     assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("to", ["jsonl", "fixture"])
+def test_a_link_stays_one(to, run_log, call, tmp_path):
+    """As /dev/stdout is one, to a file where the shell redirects it."""
+    link, file = tmp_path / "stdout", tmp_path / "file"
+    link.symlink_to(file)
+    file.touch()
+    assert call("export", run_log, "--to", to, "-o", link).code == 0
+    assert link.is_symlink()
+    assert "math-1" in file.read_text()
