@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,16 @@ from rollout_log.log import LogReader, Ref
 __all__ = ["Json", "JsonLines", "LogDirectory", "LogPath", "Output", "Tokenizer", "find", "say_nothing"]
 
 
-def _in_a_directory(file: Path | None) -> Path | None:
-    if file is not None and not file.parent.is_dir():
-        raise typer.BadParameter(f"there is no directory {safe(file.parent)}: make it, or name another file")
+def _writable(file: Path | None) -> Path | None:
+    if file is None:
+        return None
+    folder = file.parent
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no directory {safe(folder)}: make it, or name another file")
+    if file.is_dir():
+        raise typer.BadParameter(f"{safe(file)} is a directory: name a file in it")
+    if not (file.exists() or file.is_symlink() or os.access(folder, os.W_OK)):
+        raise typer.BadParameter(f"nothing can be written to the directory {safe(folder)}: name another file")
     return file
 
 
@@ -32,12 +40,14 @@ JsonLines = Annotated[
 ]
 Output = Annotated[
     Path,
-    typer.Option("--output", "-o", metavar="FILE", help="The file to write.", callback=_in_a_directory),
+    typer.Option("--output", "-o", metavar="FILE", help="The file to write.", callback=_writable),
 ]
 Tokenizer = Annotated[
     str | None,
     typer.Option(metavar="PATH", help="A tokenizer.json, a model's directory, or a name on the hub."),
 ]
+
+_MOST_RANGES = 8
 
 
 def find(reader: LogReader, name: str) -> Ref:
@@ -64,9 +74,11 @@ def say_nothing(reader: LogReader, step: int | None, asked: str = "") -> None:
 
     `asked` is the other filters, as they were given.
     """
-    summaries = list(reader.summaries())
-    steps = {step for each in summaries for step in (each.step, each.resumed_from) if step is not None}
-    if not summaries:
+    empty, steps = True, set[int]()
+    for each in reader.summaries():
+        empty = False
+        steps.update(step for step in (each.step, each.resumed_from) if step is not None)
+    if empty:
         what = "the log has no samples yet"
     elif step is not None and step not in steps:
         what = f"no sample took part in step {step}; there are {_ranges(steps) or 'no steps'}"
@@ -77,12 +89,14 @@ def say_nothing(reader: LogReader, step: int | None, asked: str = "") -> None:
 
 
 def _ranges(numbers: set[int]) -> str:
-    """Show `step 3`, `steps 0 to 7, 9`."""
+    """Show `step 3`, `steps 0 to 7, 9`; many stretches as the ends of the whole."""
     ends: list[list[int]] = []
     for number in sorted(numbers):
         if ends and number == ends[-1][1] + 1:
             ends[-1][1] = number
         else:
             ends.append([number, number])
+    if len(ends) > _MOST_RANGES:
+        return f"{len(numbers):,} steps from {ends[0][0]} to {ends[-1][1]}"
     shown = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in ends)
     return f"step{'s' * (len(numbers) > 1)} {shown}" if numbers else ""

@@ -55,6 +55,15 @@ def test_nothing_found_is_said(options, said, run_log, call):
     assert (result.code, result.out, result.err) == (0, "", f"rollout-log: {said}\n")
 
 
+def test_many_steps_are_named_by_their_ends(tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        for step in range(0, 100, 10):
+            writer.request(f"k{step}", [frame(1, finish="stop")], step=step)
+        writer.log.flush_sync()
+    said = call("ls", tmp_path / "log", "--step", 5).err
+    assert said.endswith("step 5; there are 10 steps from 0 to 90\n")
+
+
 def test_a_log_without_samples_says_so(tmp_path, call):
     with Writer(tmp_path / "log"):
         pass

@@ -35,4 +35,5 @@ def test_a_directory_that_is_not_there(verb, run_log, call, tmp_path):
     result = call(*verb, run_log, "-o", tmp_path / "gone" / "x")
     assert result.code == 2
     assert f"there is no directory {tmp_path / 'gone'}: make it, or name another file" in result.err
-    assert ".tmp" not in result.err
+    assert ".part" not in result.err
+    assert "is a directory: name a file in it" in call(*verb, run_log, "-o", tmp_path).err
