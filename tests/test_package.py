@@ -15,6 +15,16 @@ def test_every_public_name_is_there(name):
     assert getattr(rollout_log, name).__name__ == name
 
 
+def test_dir_shows_them_before_they_are_loaded():
+    code = (
+        "import rollout_log; print(*set(rollout_log.__all__) - set(dir(rollout_log)), 'lmdb' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'rollout_log' has no attribute 'nothing'"):
         _ = rollout_log.nothing
