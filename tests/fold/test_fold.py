@@ -146,8 +146,8 @@ def test_deltas_of_an_older_request_are_counted_and_never_appended() -> None:
 
 def test_observed_tokens_have_mask_zero_and_no_logprob() -> None:
     rollout = rolled(
-        requested(), ok(), delta([11], finish="stop"), Ended(0, "eof"), Observed(1, [40, 41]), requested(1, 3, "turn"),
-        delta([12], 1),
+        requested(), ok(), delta([11], finish="stop"), Ended(0, "eof"),
+        Observed(1, [40, 41]), requested(1, 3, "turn"), delta([12], 1),
     )  # fmt: skip
     choice = rollout.choice()
     assert choice.token_ids == [11, 40, 41, 12]

@@ -22,7 +22,7 @@ from trainer.truth import EOS, Tokenizer, decode, expected_tokens
 
 
 class CancelAt:
-    """Awaits a coroutine and cancels its task where that or its stream is suspended for the `place`-th time."""
+    """Awaits a coroutine, cancelling its task where that or its stream is suspended the `place`-th time."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], place: int, sample: Sample) -> None:
         self.coroutine, self.place, self.sample = coroutine, place, sample
