@@ -12,7 +12,17 @@ from pathlib import Path
 
 from benchmarks.measure import Row
 
-TOPICS = ("streaming", "plain_loop", "writing", "reading", "replaying", "growth", "starting", "long_sample")
+TOPICS = (
+    "hot_path",
+    "streaming",
+    "plain_loop",
+    "writing",
+    "reading",
+    "replaying",
+    "growth",
+    "starting",
+    "long_sample",
+)
 """Modules here, each with a function `rows`; sizes have a table of their own (`benchmarks.size`)."""
 HEADER = "| target | what | baseline | measured | limit | met |\n|---|---|---|---:|---:|---|\n"
 
