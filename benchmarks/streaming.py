@@ -34,7 +34,7 @@ WINDOW_MS = 1000
 TURN_S = 0.8
 SETTLE_S = 1.1
 """Before a turn counts: the window of a log that the turn before filled, and its commit."""
-TURNS = 6
+TURNS = 5
 KINDS = ("drain", "off", "on")
 
 
