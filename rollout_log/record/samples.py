@@ -298,7 +298,7 @@ class Samples:
                 sample.rollout.apply(mark)
                 sample.write([mark])
                 return child
-            sample.exchange.end("cancelled", "superseded by a newer request")
+            # It is not ended: what still comes for it is kept, counted and never appended (`late_delta`).
         elif base is None:
             taken_up = self._taken_up(sample, path, info)
             if taken_up is not None and not _goes_on(sample, path, info, taken_up.rollout.length):

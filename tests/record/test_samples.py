@@ -187,36 +187,21 @@ def test_a_base_below_zero_is_the_beginning():
 
 
 def test_a_caller_that_says_so_supersedes_an_open_request():
+    log = Listening()
     client = Client()
+    client.samples = Samples(log)  # type: ignore[arg-type]
     first = client.begin([1, 2])
     first.feed(frame([11]))
     second = client.ask([1, 2, 11], [12], supersede=True)
     first.feed(frame([99]))
+    first.end("eof")
     assert second.key == "k"
-    assert second.rollout.choice().token_ids == [11, 12]
-    assert first.ended
-
-
-def test_a_child_takes_no_name_that_is_a_sample_of_its_own():
-    client = Client("k~2")
-    client.ask([5], [51])
-    client.key = "k"
-    client.ask([1, 2], [11])
-    assert client.ask([7, 8], [21]).key == "k~3"
-    client.key = "k~2"
-    exchange = client.ask([5, 51, 60], [52])
-    assert (exchange.key, exchange.rollout.choice().token_ids) == ("k~2", [51, 60, 52])
-
-
-def test_the_child_of_a_new_life_is_a_new_life_as_well():
-    client = Client()
-    client.ask([1, 2], [11])
-    first = client.ask([7, 8], [21])
-    client.samples.get("k").close(Closed())
-    client.ask([1, 2], [31])
-    second = client.ask([7, 8], [41])
-    assert (first.key, second.key) == ("k~2", "k~2")
-    assert (first.rollout.opened.incarnation, second.rollout.opened.incarnation) == (0, 1)
+    recorded = fold(enumerate(log.events))
+    for rollout in (second.rollout, recorded):
+        assert rollout.choice().token_ids == [11, 12]
+        assert rollout.status == "completed"
+        assert [problem.code for problem in rollout.problems if problem.severity == "info"] == ["late_delta"]
+    assert b"99" in b"".join(event.data for event in log.events if isinstance(event, Delta))
 
 
 def test_a_closed_sample_begins_a_new_life():
