@@ -163,6 +163,7 @@ class Log:
             read_back=self._committer.read_back,
         )
         self._ordinals: dict[str, int] = {}
+        self._rotated_at = 0
         self._keeper = Keeper(
             self.path / self.writer, archive=self._archive, max_bytes=self._max_bytes, seals=self._seal
         )
@@ -254,8 +255,14 @@ class Log:
         """Return how many events of the sample are committed."""
         return self._queue.durable(sample)
 
-    def rotate(self) -> None:
-        """Go on in a new segment, once what was appended so far is committed. Does not wait for it."""
+    def rotate(self, least: int = 0) -> None:
+        """Go on in a new segment, once what was appended so far is committed. Does not wait for it.
+
+        With `least`, only where so many bytes were committed since this was last done.
+        """
+        if self.counters.bytes - self._rotated_at < least:
+            return
+        self._rotated_at = self.counters.bytes
         self._queue.rotate()
 
     def close(self) -> None:

@@ -16,6 +16,8 @@ __all__ = ["PREFIX", "log_metrics"]
 
 PREFIX = "perf/rollout_log/"
 NOT_CONSUMED = "not_consumed"
+_SEGMENT = 256 << 20
+"""Bytes that are worth a segment of their own: then it ends with the step, so that steps can be pruned."""
 _KEPT_STEPS = 2
 """For how many steps a sample that was not consumed stays in memory: a later step may still take it."""
 
@@ -60,6 +62,8 @@ def _close_step(session: Session, step: int | None, samples: Sequence[Any]) -> d
             "rewards are not in this log", strangers, len(samples), step,
         )  # fmt: skip
     left = 0 if step is None else _close_left_over(session, step)
+    if session.log is not None:
+        session.log.rotate(least=_SEGMENT)
     return {
         **metrics,
         **session.new_counts(),

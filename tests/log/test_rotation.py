@@ -61,3 +61,15 @@ def test_a_small_map_grows_beside_a_reader(path, begin, monkeypatch):
             assert sum(1 for _ in reader.events(ref)) == at + 1
     assert log.counters.failures == 0
     log.close()
+
+
+def test_a_segment_that_is_not_worth_it_goes_on(log, path, begin):
+    sample = begin(log, "key")
+    log.rotate(least=1 << 20)
+    log.append(sample, 1, [Delta(0, random.Random(1).randbytes(2 << 20))])
+    log.flush_sync()
+    assert log.counters.segments == 1
+    log.rotate(least=1 << 20)
+    log.append(sample, 2, [Delta(0, b"x")])
+    log.close()
+    assert log.counters.segments == 2
