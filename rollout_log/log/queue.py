@@ -96,6 +96,11 @@ class Queue:
         """Whether new requests are taken."""
         return not (self._failing or self._full or self.closed)
 
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that nothing is taken until half of it is written."""
+        return self._full
+
     def create(self) -> int:
         """Allocate an ordinal."""
         with self._lock:

@@ -169,7 +169,7 @@ class Log:
         )
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
-        self._said_closed = False
+        self._said: set[str] = set()
 
     def _begin_again(self) -> None:
         """In the child of a fork: the parent's samples are its own, so number on from them."""
@@ -207,9 +207,14 @@ class Log:
         if self._thread is None:
             self._start_thread()
         taken = self._queue.append(sample, first, events, summary)
-        if not taken and self._queue.closed and not self._said_closed:
-            self._said_closed = True
-            _logger.warning("%s is closed; nothing more is recorded into it", self.path)
+        if not taken:
+            if self._queue.closed:
+                self._warn_once("%s is closed; nothing more is recorded into it", self.path)
+            elif self._queue.full:
+                self._warn_once(
+                    "%s cannot be written as fast as it is recorded into: requests go unrecorded until what "
+                    "waits (%d bytes at most) is written", self.path, self._queue_bytes,
+                )  # fmt: skip
         return taken
 
     async def flush(self, *samples: int | str) -> bool:
@@ -282,6 +287,11 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _warn_once(self, message: str, *args: object) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            _logger.warning(message, *args)
 
     def _ordinals_of(self, samples: Sequence[int | str]) -> list[int]:
         try:

@@ -105,7 +105,7 @@ def test_the_summary_is_the_one_given_last_and_else_made_of_opened(log, path):
         assert [entry.summary for entry in reader.samples()] == [told]
 
 
-def test_a_full_queue_refuses_and_recovers_when_half_is_written(path, read, begin):
+def test_a_full_queue_refuses_and_recovers_when_half_is_written(path, read, begin, caplog):
     log = Log.open(path, window_ms=3_600_000, queue_bytes=10_000)
     sample = begin(log, "key")
     request = Requested(0, 0, "first", "vllm", "POST", "/x", b"{}")
@@ -119,6 +119,8 @@ def test_a_full_queue_refuses_and_recovers_when_half_is_written(path, read, begi
     )
     assert log.append(sample, 2, [Delta(0, b"small")]), "a request under way goes on as long as there is room"
     assert (log.counters.dropped_requests, log.counters.dropped_events) == (1, 1)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [True] == ["as fast as it is recorded" in warning for warning in warnings]
     assert log.flush_sync()
     assert log.accepting
     assert log.append(sample, 3, [big])
