@@ -120,7 +120,7 @@ def test_a_full_queue_refuses_and_recovers_when_half_is_written(path, read, begi
     assert log.append(sample, 2, [Delta(0, b"small")]), "a request under way goes on as long as there is room"
     assert (log.counters.dropped_requests, log.counters.dropped_events) == (1, 1)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [True] == ["as fast as it is recorded" in warning for warning in warnings]
+    assert ["as fast as it is recorded" in warning for warning in warnings] == [True]
     assert log.flush_sync()
     assert log.accepting
     assert log.append(sample, 3, [big])
