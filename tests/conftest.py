@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def root() -> Path:
     """The directory of pyproject.toml."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_it_was() -> Iterator[None]:
+    """A command that ran in this process may have set the package's logger up for its own output."""
+    logger = logging.getLogger("rollout_log")
+    level, handlers, propagate = logger.level, logger.handlers[:], logger.propagate
+    yield
+    logger.setLevel(level)
+    logger.handlers[:], logger.propagate = handlers, propagate
