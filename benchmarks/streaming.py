@@ -64,10 +64,10 @@ class Clients:
                 async for chunk in response.aiter_raw():
                     self._bytes += len(chunk)
 
-    async def turn(self, each: int, seconds: float) -> None:
+    async def turn(self, each: int, seconds: float, settle: float) -> None:
         """Take a turn, and note what it cost."""
         await self._client.get(f"{self._url}/turn?turn={self.kind}")
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(settle)
         before, start = self.tokens(each), time.process_time()
         await asyncio.sleep(seconds)
         used, came = time.process_time() - start, self.tokens(each) - before
@@ -123,24 +123,25 @@ class Bench:
         self.log = log
         self.turns = 1 if quick else TURNS
         self.streams = 8 if quick else STREAMS
-        self.seconds = 0.1 if quick else TURN_S
+        self.seconds, self.settle = (0.1, 0.05) if quick else (TURN_S, SETTLE_S)
+        self.rate = 50.0 if quick else RATE
 
     async def take_turns(self, kinds: Kinds, each: int, ends: float = 0) -> dict[str, float]:
         """Return the median CPU seconds per token of each kind."""
-        usual = max(int(self.streams * RATE * each / ends), 1) if ends else 10**9
+        usual = max(int(self.streams * self.rate * each / ends), 1) if ends else 10**9
         async with contextlib.AsyncExitStack() as stack:
             clients = [
                 Clients(kind, await stack.enter_async_context(client()), self.url, self.log)
                 for kind, client in kinds.items()
             ]
             tasks = [
-                asyncio.create_task(client.stream(f"{client.kind}-{place}", each, usual, RATE))
+                asyncio.create_task(client.stream(f"{client.kind}-{place}", each, usual, self.rate))
                 for client in clients
                 for place in range(self.streams)
             ]
             for _ in range(self.turns + 1):
                 for client in clients:
-                    await client.turn(each, self.seconds)
+                    await client.turn(each, self.seconds, self.settle)
             for client in clients:
                 client.stopped = True
             failed = [task for task in tasks if task.done()]
