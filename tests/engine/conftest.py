@@ -85,7 +85,7 @@ def url(request: pytest.FixtureRequest, engine: Engine) -> str:
 @pytest.fixture(scope="session")
 def http() -> Iterator[httpx.Client]:
     """A client without proxies and with patience."""
-    with httpx.Client(timeout=120.0, trust_env=False) as client:
+    with httpx.Client(timeout=120.0, trust_env=False, limits=httpx.Limits(keepalive_expiry=2.0)) as client:
         yield client
 
 

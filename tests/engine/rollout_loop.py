@@ -20,7 +20,15 @@ from rollout_log.vime import generate
 from trainer.sample_double import Sample
 from trainer.trainer_double import NEW_VIME, Layout, TrainerDouble
 
-__all__ = ["KILLED", "KILLED_TOKENS", "LENGTHS", "QUESTIONS", "RolloutLoop", "generate_to_length"]
+__all__ = [
+    "KILLED",
+    "KILLED_TOKENS",
+    "LENGTHS",
+    "QUESTIONS",
+    "RolloutLoop",
+    "generate_to_length",
+    "length_of",
+]
 
 QUESTIONS = [f"Question {number}: what is free?" for number in range(8)]
 LENGTHS = [40, 300, 700, 50, 40, 500, 30, 30]
@@ -29,11 +37,16 @@ KILLED = 16
 KILLED_TOKENS = 800
 
 
+def length_of(sample: Sample) -> int:
+    """Return how long a response is to be; groups that the loop dropped are followed by further ones."""
+    return LENGTHS[(sample.group_index or 0) % len(LENGTHS)]
+
+
 async def generate_to_length(
     args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Any:
     """A generate function of somebody's own around the plug-in's."""
-    length = LENGTHS[sample.group_index or 0]
+    length = length_of(sample)
     params = {**sampling_params, "max_new_tokens": length, "min_new_tokens": length}
     return await generate(args, sample, params, evaluation)
 
