@@ -359,8 +359,8 @@ class Log:
                 "no new segment in %s: %s; going on in the old one", self._committer.folder, error
             )
         else:
-            self.counters.segments += 1
             self._keeper.tend(self._committer.number)
+            self.counters.segments += 1  # who sees the new segment may count on the old one being tended
 
     # Beginning and end.
 
