@@ -5,8 +5,9 @@ client does; `record.proxy` sits between any client and the engine. All three wr
 `Samples`, which knows which sample a request belongs to, and `Exchange`, which takes in one response.
 """
 
+from rollout_log.record.call import Call
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
-from rollout_log.record.recorder import Call, Recorder
+from rollout_log.record.recorder import Recorder
 from rollout_log.record.transport import RecordingTransport, recording
 
 __all__ = ["Call", "GenerationFailed", "GenerationRefused", "Recorder", "RecordingTransport", "recording"]

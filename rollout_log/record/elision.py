@@ -18,7 +18,7 @@ import msgspec
 
 from rollout_log.events import Body, Delta, Event, Requested
 
-__all__ = ["KINDS", "elide", "size_of"]
+__all__ = ["KINDS", "LARGE", "elide", "size_of"]
 
 KINDS = ("routed_experts", "sampling_mask", "images")
 """What can be kept whole."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollout_log.errors import RecordingFailed
 from rollout_log.events import Body, Delta, End, Ended, Event, Marked, Reads, Responded, Tail
-from rollout_log.record.elision import elide, size_of
+from rollout_log.record.elision import LARGE, elide, size_of
 from rollout_log.record.headers import safe_headers
 from rollout_log.sse import FrameSplitter
 
@@ -73,18 +73,29 @@ class Exchange:
 
     def feed(self, chunk: bytes) -> None:
         """One network read of the body arrived."""
-        if self.ended or not chunk:
+        self.feed_all((chunk,))
+
+    def feed_all(self, chunks: Sequence[bytes]) -> None:
+        """Take several network reads that arrived at once; little dearer than one."""
+        chunks = [chunk for chunk in chunks if chunk]
+        if self.ended or not chunks:
+            return
+        if len(chunks) > 1 and max(map(len, chunks)) > LARGE:
+            for chunk in chunks:  # what is elided is taken from the very read it came in
+                self.feed(chunk)
             return
         now = (monotonic_ns() - self._started_ns) // 1000
-        self._sizes.append(len(chunk))
-        self._times.append(now - self._last_read)
-        self._last_read = now
+        for chunk in chunks:
+            self._sizes.append(len(chunk))
+            self._times.append(now - self._last_read)
+            self._last_read = now
         splitter = self._splitter
         if splitter is None:
-            self._body.append(chunk)
+            self._body += chunks
             return
         number = self.number
-        deltas = [Delta(number, frame.data, now, frame.raw) for frame in splitter.feed(chunk)]
+        frames = splitter.feed(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        deltas = [Delta(number, frame.data, now, frame.raw) for frame in frames]
         if deltas:
             if self._recording:
                 self._write(deltas)

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from time import monotonic
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 
 from rollout_log.engines import RequestInfo, dialect_for
 from rollout_log.errors import RolloutLogError
-from rollout_log.events import Cause, Closed, Opened
+from rollout_log.events import Cause, Closed
 from rollout_log.fold import Rollout
+from rollout_log.record.call import Call
 from rollout_log.record.continuation import may_continue, request_from, strange_field
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
 from rollout_log.record.evidence import Evidence, evidence_of_finish
 from rollout_log.record.exchange import Exchange
-from rollout_log.record.headers import BASE_HEADER, KEY_HEADER, safe_url
+from rollout_log.record.headers import safe_url
 from rollout_log.record.retry import Backoff, judge
 from rollout_log.record.samples import Samples
-from rollout_log.record.transport import EXTENSION
-from rollout_log.record.watchdog import Watchdog, take_back_cancel
+from rollout_log.record.sending import encode, is_finished, send
+from rollout_log.record.watchdog import take_back_cancel
 from rollout_log.request import CAN_BE_INFERRED, Request
 
 if TYPE_CHECKING:
@@ -39,40 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Recorder"]
 
 _logger = logging.getLogger("rollout_log")
-_LINGER_S = 10.0
-"""How long the usage frame and `[DONE]` may take once the finish has come."""
 
 OnRetry = Literal["auto", "restart", "continue"]
 NoTerminal = Literal["auto", "abort"]
-
-
-class Call(msgspec.Struct, kw_only=True):
-    """What is asked of the recorder for one sample; everything but the first three has a default."""
-
-    key: str
-    url: str
-    body: Mapping[str, Any]
-    headers: Mapping[str, str] = {}
-    base: int | None = None
-    """Explicit length of the response this call goes on from; None: inferred from the body's ids."""
-    cause: Cause | None = None
-    opened: Opened | None = None
-    """What else is known of the sample: step, group, index, metadata."""
-    weight_version: Callable[[], str | None] | str | None = None
-    """Weights loaded at dispatch; a function is asked before every request."""
-    masks_offpolicy: bool = False
-    """The trainer masks tokens of older weights, so a retry may go on across an update."""
-    eos_token_ids: Collection[int] = ()
-    decode: Callable[[list[int]], str] | None = None
-    """Tokens to text, where stop strings have to be judged."""
-    should_stop: Callable[[], bool] | None = None
-    """Whether the run aborts: asked between reads and at least every second. Nothing is retried then."""
-    stop_grace_s: float = 0.0
-    """How long a stream may go on once the run aborts, so that the engine can say its last word."""
-    on_chunk: Callable[[bytes], None] | None = None
-    """Called with every read of a response, before it is folded."""
-    on_read: Callable[[Rollout], None] | None = None
-    """Called when a request begins and after every read, before anything is awaited again."""
 
 
 class Recorder:
@@ -129,7 +97,7 @@ class Recorder:
             url = safe_url(call.url)
             raise RolloutLogError(f"sample {call.key!r}: {url} is no path an engine generates on")
         key, base, cause, body = call.key, call.base, call.cause, call.body
-        info = dialect.read_request(_encode(body))
+        info = dialect.read_request(encode(body))
         first_base: int | None = None
         attempt = fruitless = 0
         while True:
@@ -140,9 +108,9 @@ class Recorder:
                 first_base = request.base
             if call.on_read is not None:
                 call.on_read(rollout)  # the request's base may have cut the response
-            await self._send(call, exchange, body)
+            await send(self._client, call, exchange, body, stall_s=self._stall_s)
             await self._settle(exchange)
-            self._infer_finish(call, exchange, dialect.read_request(_encode(body)))
+            self._infer_finish(call, exchange, dialect.read_request(encode(body)))
             verdict = judge(rollout, request, retry_without_terminal=self._no_terminal == "auto")
             if verdict.kind == "final" or (call.should_stop is not None and call.should_stop()):
                 return rollout
@@ -193,89 +161,12 @@ class Recorder:
             path=parts.path + (f"?{parts.query}" if parts.query else ""),
             url=call.url,
             headers=call.headers.items(),
-            body=_encode(body),
+            body=encode(body),
             base=base,
             cause=cause,
             weight_version=version,
             opened=call.opened,
         )
-
-    async def _send(self, call: Call, exchange: Exchange, body: Mapping[str, Any]) -> None:
-        """Make one request and take its response in; returns however it ended, but for a cancellation."""
-        stops = _stopper(call)
-        watchdog = Watchdog(self._stall_s, healthy=lambda: self._is_healthy(call.url), stop=stops)
-        watchdog.start()
-        try:
-            await _cancel_once(asyncio.ensure_future(self._stream(call, exchange, body, watchdog, stops)))
-            if watchdog.fired:
-                await asyncio.sleep(0)  # its cancellation is on the way; it must not hit the caller
-        except asyncio.CancelledError:
-            if watchdog.absorb():
-                self._end_watched(exchange, watchdog)
-            else:
-                exchange.end("cancelled")
-                if not _is_finished(exchange.rollout):
-                    raise
-                take_back_cancel()
-        except httpx.TimeoutException as error:
-            exchange.end("timeout", _name(error))
-        except httpx.TransportError as error:
-            exchange.end("reset", _name(error))
-        except Exception as error:
-            exchange.end("reset", _name(error))
-            raise
-        finally:
-            watchdog.close()
-        if exchange.broken is not None:
-            message = f"sample {exchange.key!r}: a response could not be folded: {exchange.broken}"
-            raise GenerationFailed(message, exchange.rollout) from exchange.broken
-
-    async def _stream(
-        self,
-        call: Call,
-        exchange: Exchange,
-        body: Mapping[str, Any],
-        watchdog: Watchdog,
-        stops: Callable[[], bool] | None,
-    ) -> None:
-        headers = httpx.Headers({"content-type": "application/json"})
-        headers.update(call.headers)
-        headers["accept-encoding"] = "identity"
-        for ours in (KEY_HEADER, BASE_HEADER):
-            headers.pop(ours, None)
-        rollout, on_read = exchange.rollout, call.on_read
-        finished = False
-        async with self._client.stream(
-            "POST",
-            call.url,
-            content=_encode(body),
-            headers=headers,
-            timeout=_no_read_limit(self._client),
-            extensions={EXTENSION: {"recorded": True}},
-        ) as response:
-            exchange.respond(response.status_code, response.headers.multi_items(), response.http_version)
-            async for chunk in response.aiter_raw():
-                if call.on_chunk is not None:
-                    call.on_chunk(chunk)
-                exchange.feed(chunk)
-                watchdog.touch()
-                if on_read is not None:
-                    on_read(rollout)
-                if stops is not None and stops() and not _is_finished(rollout):
-                    exchange.end("cancelled", "the run aborts")
-                    return
-                if not finished and _is_finished(rollout):
-                    finished = True
-                    watchdog.limit = min(watchdog.limit, _LINGER_S)
-        exchange.end("eof")
-        if on_read is not None:
-            on_read(rollout)
-
-    def _end_watched(self, exchange: Exchange, watchdog: Watchdog) -> None:
-        if watchdog.fired == "stopped":
-            exchange.end("cancelled", "the run aborts")
-        else:
-            exchange.end("timeout", f"no bytes for {watchdog.limit:g} s")
 
     def _tell_retry(self, key: str, request: Request, reason: str, url: str) -> None:
         """Warn once of each cause for which no engine answers; all else that is retried is daily life."""
@@ -296,7 +187,7 @@ class Recorder:
         try:
             await exchange.settle()
         except asyncio.CancelledError:
-            if not _is_finished(exchange.rollout):
+            if not is_finished(exchange.rollout):
                 raise
             take_back_cancel()
 
@@ -337,53 +228,6 @@ class Recorder:
         if found is not None:
             exchange.mark("finish_inferred", finish_reason=found.finish_reason, evidence=found.evidence)
 
-    async def _is_healthy(self, url: str) -> bool:
-        try:
-            response = await self._client.get(httpx.URL(url).join("/health"), timeout=10.0)
-        except httpx.HTTPError:
-            return False
-        return response.status_code < 400
-
-
-async def _cancel_once(task: asyncio.Future[None]) -> None:
-    """Await a task of its own; a cancellation is passed on to it once, however often it comes.
-
-    httpx loses a connection of its pool for good when what it does on a cancel is cancelled again; and an
-    engine generates on for a client that has not hung up.
-    """
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if task.cancel():
-            await asyncio.wait((task,))
-        raise
-
-
-def _stopper(call: Call) -> Callable[[], bool] | None:
-    """Return what says that a stream has to stop: the run aborts, and its grace is over."""
-    should_stop, grace = call.should_stop, call.stop_grace_s
-    if should_stop is None or not grace:
-        return should_stop
-    since: list[float] = []
-
-    def stops() -> bool:
-        if not should_stop():
-            return False
-        if not since:
-            since.append(monotonic())
-        return monotonic() - since[0] >= grace
-
-    return stops
-
-
-def _is_finished(rollout: Rollout) -> bool:
-    """Whether the engine has given every choice a finish reason other than an abort."""
-    for choice in rollout.choices.values():  # asked at every read: `all(…)` costs twice as much
-        if choice.finish_reason is None or choice.finish_reason in ("abort", "cancelled"):
-            return False
-    return True
-
 
 def _evidence(call: Call, info: RequestInfo, tokens: list[int]) -> Evidence | None:
     text = _text(call, info, tokens)
@@ -393,17 +237,3 @@ def _evidence(call: Call, info: RequestInfo, tokens: list[int]) -> Evidence | No
 def _text(call: Call, info: RequestInfo, tokens: list[int]) -> str | None:
     """Return the text of tokens, where it can be had and stop strings need it."""
     return call.decode(tokens) if call.decode is not None and info.sampling_params.get("stop") else None
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    return msgspec.json.encode(body)
-
-
-def _no_read_limit(client: httpx.AsyncClient) -> httpx.Timeout:
-    """The client's own limits, but for reads: a stream may stand still, and the watchdog knows better."""
-    own = client.timeout
-    return httpx.Timeout(connect=own.connect, read=None, write=own.write, pool=own.pool)
-
-
-def _name(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")

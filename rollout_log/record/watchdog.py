@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
+from rollout_log.events import End
+
 __all__ = ["Watchdog"]
 
 
@@ -32,6 +34,8 @@ class Watchdog:
         self._stop = stop
         self._interval = min(interval, limit)
         self._task: asyncio.Task[object] | None = None
+        self._cancels = 0
+        """Cancellations that the task had asked of it before."""
         self._last: float | None = None
         self._granted = False
         self._timer: asyncio.TimerHandle | None = None
@@ -40,6 +44,7 @@ class Watchdog:
     def start(self) -> None:
         """Begin watching the current task."""
         self._task = asyncio.current_task()
+        self._cancels = _cancels()
         self._schedule()
 
     def touch(self) -> None:
@@ -56,11 +61,17 @@ class Watchdog:
             self._check.cancel()
 
     def absorb(self) -> bool:
-        """Whether a CancelledError just caught was this watchdog's; it is then taken back."""
+        """Whether a CancelledError just caught was this watchdog's alone; it is then taken back."""
         if self.fired is None:
             return False
         take_back_cancel()
-        return True
+        return _cancels() <= self._cancels
+
+    def verdict(self) -> tuple[End, str]:
+        """How the request ends that this watchdog has cancelled, and why."""
+        if self.fired == "stopped":
+            return "cancelled", "the run aborts"
+        return "timeout", f"no bytes for {self.limit:g} s"
 
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
@@ -106,3 +117,10 @@ def take_back_cancel() -> None:
     uncancel = getattr(task, "uncancel", None)
     if uncancel is not None:
         uncancel()
+
+
+def _cancels() -> int:
+    """How many cancellations of the current task nobody has taken back (Python 3.10 cannot tell)."""
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)
+    return cancelling() if cancelling is not None else 0

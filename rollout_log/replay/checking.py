@@ -21,8 +21,8 @@ from rollout_log.events import Closed, Ended, Event, Marked, Opened, Requested, 
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry, LogReader
 from rollout_log.record import Recorder, recording
+from rollout_log.record.call import Call
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
-from rollout_log.record.recorder import Call
 from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import LiveSample, Samples
 from rollout_log.replay.recording import RecordedExchange, read_exchanges

@@ -16,8 +16,9 @@ import msgspec
 
 from rollout_log.errors import RecordingFailed, RolloutLogError
 from rollout_log.fold import Rollout
+from rollout_log.record.call import Call
 from rollout_log.record.errors import GenerationFailed
-from rollout_log.record.recorder import Call, Recorder
+from rollout_log.record.recorder import Recorder
 from rollout_log.record.watchdog import take_back_cancel
 from rollout_log.trainer.host import Host, Prepared, Unsupported
 from rollout_log.trainer.opening import opened_for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +11,7 @@ import pytest
 
 from plugin.scripted import QUESTION, Scripted, delta, generate, new_sample, usage
 from rollout_log import vime
-from rollout_log.record import Recorder
+from rollout_log.record import sending
 from rollout_log.trainer.session import session_for
 from trainer.checks import open_spans
 from trainer.conftest import Rig
@@ -77,10 +77,10 @@ def cancelled_at(trainer: TrainerDouble, place: int) -> tuple[Sample, CancelAt, 
         "[DONE]",
     ]
     calls: list[CancelAt] = []
-    stream = Recorder._stream
+    in_bursts = sending.before_waits
 
-    async def counted(recorder: Recorder, *args: Any) -> None:
-        await Part(calls[0], stream(recorder, *args))
+    async def counted(work: Coroutine[Any, Any, None], settle: Callable[[], None]) -> None:
+        await Part(calls[0], in_bursts(work, settle))
 
     async def function(args: Any, sample: Sample, params: dict[str, Any]) -> Sample | None:
         calls.append(CancelAt(vime.generate(args, sample, params), place, sample))
@@ -88,7 +88,7 @@ def cancelled_at(trainer: TrainerDouble, place: int) -> tuple[Sample, CancelAt, 
         assert returned is sample
         return sample
 
-    with patch.object(Recorder, "_stream", counted):
+    with patch.object(sending, "before_waits", counted):
         raised = generate(trainer, function, Scripted(frames), sample) is None
     return sample, calls[0], raised
 

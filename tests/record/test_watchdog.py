@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -96,3 +97,28 @@ async def test_a_cancellation_by_somebody_else_is_not_its_own():
     watchdog.start()
     assert not watchdog.absorb()
     watchdog.close()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not count cancellations")
+async def test_a_cancellation_by_somebody_else_in_the_same_tick_is_not_absorbed():
+    absorbed = []
+
+    async def work() -> None:
+        watchdog = Watchdog(60.0)
+        watchdog.start()
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog._fire("timeout")
+        task.cancel()  # by somebody else
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            absorbed.append(watchdog.absorb())
+            raise
+        finally:
+            watchdog.close()
+
+    task = asyncio.create_task(work())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert absorbed == [False]

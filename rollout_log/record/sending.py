@@ -1,0 +1,180 @@
+"""One request of a call: it is sent, its response taken in as it comes, and its end written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import httpx
+import msgspec
+
+from rollout_log.fold import Rollout
+from rollout_log.record.bursts import before_waits
+from rollout_log.record.call import Call
+from rollout_log.record.errors import GenerationFailed
+from rollout_log.record.exchange import Exchange
+from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
+from rollout_log.record.transport import EXTENSION
+from rollout_log.record.watchdog import Watchdog, take_back_cancel
+
+__all__ = ["encode", "is_finished", "send"]
+
+_LINGER_S = 10.0
+"""How long the usage frame and `[DONE]` may take once the finish has come."""
+
+
+async def send(
+    client: httpx.AsyncClient, call: Call, exchange: Exchange, body: Mapping[str, Any], *, stall_s: float
+) -> None:
+    """Make one request and take its response in; returns however it ended, but for a cancellation.
+
+    A cancellation that comes after the finish is taken back. Raises `GenerationFailed` where the response
+    could not be folded.
+    """
+    sending = _Sending(client, call, exchange, body, stall_s)
+    watchdog = sending.watchdog
+    watchdog.start()
+    try:
+        await _cancel_once(before_waits(sending.run(), sending.take))
+        if watchdog.fired:
+            await asyncio.sleep(0)  # its cancellation is on the way; it must not hit the caller
+    except asyncio.CancelledError:
+        if watchdog.absorb():
+            how, detail = watchdog.verdict()
+            exchange.end(how, detail)
+        else:
+            exchange.end("cancelled")
+            if not is_finished(exchange.rollout):
+                raise
+            take_back_cancel()
+    except httpx.TimeoutException as error:
+        exchange.end("timeout", _name(error))
+    except httpx.TransportError as error:
+        exchange.end("reset", _name(error))
+    except Exception as error:
+        exchange.end("reset", _name(error))
+        raise
+    finally:
+        watchdog.close()
+    if exchange.broken is not None:
+        message = f"sample {exchange.key!r}: a response could not be folded: {exchange.broken}"
+        raise GenerationFailed(message, exchange.rollout) from exchange.broken
+
+
+class _Sending:
+    """A request on its way, and what was read since it last waited."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        call: Call,
+        exchange: Exchange,
+        body: Mapping[str, Any],
+        stall_s: float,
+    ) -> None:
+        self._client = client
+        self._call = call
+        self._exchange = exchange
+        self._rollout = exchange.rollout
+        self._body = body
+        self._stops = call.stopper()
+        self._burst: list[bytes] = []
+        self.watchdog = Watchdog(stall_s, healthy=self._is_healthy, stop=self._stops)
+
+    async def run(self) -> None:
+        """Send, and read to the end."""
+        exchange, burst, stops = self._exchange, self._burst, self._stops
+        async with self._client.stream(
+            "POST",
+            self._call.url,
+            content=encode(self._body),
+            headers=self._headers(),
+            timeout=_no_read_limit(self._client),
+            extensions={EXTENSION: {"recorded": True}},
+        ) as response:
+            exchange.respond(response.status_code, response.headers.multi_items(), response.http_version)
+            try:
+                async for chunk in response.aiter_raw():
+                    burst.append(chunk)
+                    if stops is not None and stops():
+                        self.take()
+                        if not is_finished(self._rollout):
+                            exchange.end("cancelled", "the run aborts")
+                            return
+            finally:
+                self.take()
+        exchange.end("eof")
+        if self._call.on_read is not None:
+            self._call.on_read(self._rollout)
+
+    def take(self) -> None:
+        """Take in what was read since the last wait."""
+        if not self._burst:
+            return
+        chunks = self._burst.copy()
+        self._burst.clear()
+        call = self._call
+        if call.on_chunk is not None:
+            for chunk in chunks:
+                call.on_chunk(chunk)
+        self._exchange.feed_all(chunks)
+        self.watchdog.touch()
+        if call.on_read is not None:
+            call.on_read(self._rollout)
+        if is_finished(self._rollout):
+            self.watchdog.limit = min(self.watchdog.limit, _LINGER_S)
+
+    def _headers(self) -> httpx.Headers:
+        headers = httpx.Headers({"content-type": "application/json"})
+        headers.update(self._call.headers)
+        headers["accept-encoding"] = "identity"
+        for ours in (KEY_HEADER, BASE_HEADER):
+            headers.pop(ours, None)
+        return headers
+
+    async def _is_healthy(self) -> bool:
+        try:
+            response = await self._client.get(httpx.URL(self._call.url).join("/health"), timeout=10.0)
+        except httpx.HTTPError:
+            return False
+        return response.status_code < 400
+
+
+async def _cancel_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine as a task of its own; a cancellation is passed on to it once, however often it comes.
+
+    httpx loses a connection of its pool for good when what it does on a cancel is cancelled again; and an
+    engine generates on for a client that has not hung up.
+    """
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancel():
+            await asyncio.wait((task,))
+        raise
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """Return a body as it is sent."""
+    return msgspec.json.encode(body)
+
+
+def is_finished(rollout: Rollout) -> bool:
+    """Whether the engine has given every choice a finish reason other than an abort."""
+    for choice in rollout.choices.values():  # asked at every read; `all(…)` costs twice as much
+        if choice.finish_reason is None or choice.finish_reason in ("abort", "cancelled"):
+            return False
+    return True
+
+
+def _no_read_limit(client: httpx.AsyncClient) -> httpx.Timeout:
+    """The client's own limits, but for reads: a stream may stand still, and the watchdog knows better."""
+    own = client.timeout
+    return httpx.Timeout(connect=own.connect, read=None, write=own.write, pool=own.pool)
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
