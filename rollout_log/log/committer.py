@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lmdb
 
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Event
 from rollout_log.log.block import writer_identity
-from rollout_log.log.directory import claim_folder, create_log, release_folder, segment_path, segments_of
+from rollout_log.log.directory import (
+    claim_folder,
+    create_log,
+    release_folder,
+    sealed_path,
+    segment_path,
+    segments_of,
+)
 from rollout_log.log.environment import Row
 from rollout_log.log.filesystem import refuse_network
 from rollout_log.log.opening import open_segment
 from rollout_log.log.pending import Part
 from rollout_log.log.segment import BLOCKS, Segment
 from rollout_log.log.summary import Summary
+
+if TYPE_CHECKING:
+    from rollout_log.log.sealed import SealedSegment
 
 __all__ = ["Committer"]
 
@@ -53,8 +64,8 @@ class Committer:
         rows: list[Row] = []
         for part in parts:
             known = None
-            if part.summary is None and part.sample.segment != self.number:
-                known = self._known(part.sample.ordinal) or Summary()
+            if part.summary is None and part.segment != self.number:
+                known = self._known(part.ordinal) or Summary()
             rows += part.rows(self._identity, known)
         return rows
 
@@ -80,16 +91,19 @@ class Committer:
     def read_back(self, ordinal: int, first: int, end: int) -> list[Event]:
         """Read committed events `[first, end)` of a sample. From any thread."""
         found: list[Event] = []
-        for path in segments_of(self.folder):
-            segment = open_segment(path)
-            try:
-                for block in segment.blocks(ordinal, first):
-                    if block.first >= end:
-                        break
-                    found += block.events()[max(first - block.first, 0) : end - block.first]
-            finally:
-                segment.close()
+        for segment in self._segments():
+            events: list[Event] = []
+            for block in segment.blocks(ordinal, first):
+                if block.first >= end:
+                    break
+                events += block.events()[max(first - block.first, 0) : end - block.first]
+            found[:0] = events
         return found
+
+    def find(self, key: str) -> int | None:
+        """Return the newest sample of a key that was committed, None where there is none. From any thread."""
+        ordinals = (ordinal for segment in self._segments() for ordinal in segment.with_key(key))
+        return max(ordinals, default=None)
 
     def close(self) -> None:
         """Close the segment and give up the folder's lock."""
@@ -102,16 +116,23 @@ class Committer:
 
     def _known(self, ordinal: int) -> Summary | None:
         """Return a sample's summary from the segments before the active one."""
+        try:
+            found = (segment.summary(ordinal) for segment in self._segments())
+            return next((summary for summary in found if summary is not None), None)
+        except (RolloutLogError, lmdb.Error, OSError) as error:
+            _logger.debug("cannot look for sample %d in %s: %s", ordinal, self.folder, error)
+            return None
+
+    def _segments(self) -> Iterator[Segment | SealedSegment]:
+        """Yield the folder's segments, newest first, each open until the next one is asked for."""
         for path in reversed(segments_of(self.folder)):
-            try:
-                segment = open_segment(path)
+            for there in (path, sealed_path(path)):
                 try:
-                    found = segment.summary(ordinal)
+                    segment = open_segment(there)
+                except FileNotFoundError:
+                    continue  # sealed meanwhile, or deleted
+                try:
+                    yield segment
                 finally:
                     segment.close()
-            except (RolloutLogError, lmdb.Error, OSError) as error:
-                _logger.debug("cannot look for sample %d in %s: %s", ordinal, path, error)
-                continue
-            if found is not None:
-                return found
-        return None
+                break

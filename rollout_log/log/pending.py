@@ -1,8 +1,8 @@
-"""Events on their way to disk: what waits for each sample, and what one commit takes of it."""
+"""Events on their way to disk: what waits of a sample, and the rows that a commit makes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rollout_log.events import Body, Closed, Delta, Event, Marked, Opened, Requested, Responded, Tail
 from rollout_log.log.block import pack_blocks
@@ -10,52 +10,33 @@ from rollout_log.log.environment import Row
 from rollout_log.log.segment import BLOCKS, block_key, sample_rows, step_rows
 from rollout_log.log.summary import Summary
 
-__all__ = ["Part", "Sample", "summary_of", "weigh"]
-
-
-class Sample:
-    """The writer's view of one sample. Events `[durable, next)` are `taken + pending`."""
-
-    __slots__ = ("durable", "next", "ordinal", "pending", "segment", "summary", "taken", "weight")
-
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-        self.next = 0
-        self.durable = 0
-        self.taken: Sequence[Event] = ()
-        """In the commit that is under way."""
-        self.pending: list[Event] = []
-        self.summary: Summary | None = None
-        """To be written with the pending events."""
-        self.weight = 0
-        """Bytes of the pending events, roughly."""
-        self.segment = 0
-        """The segment that has the sample's row; 0 before its first commit."""
-
-    def take(self) -> Part:
-        """Move what is pending into a commit."""
-        part = Part(self, self.next - len(self.pending), self.pending, self.summary, self.weight)
-        self.taken, self.pending, self.summary, self.weight = self.pending, [], None, 0
-        return part
+__all__ = ["Part", "summary_of", "weigh"]
 
 
 class Part:
-    """One sample's share of a commit."""
+    """What waits of one sample, and then its share of a commit: events `[first, end)`."""
 
-    __slots__ = ("events", "first", "sample", "summary", "weight")
+    __slots__ = ("events", "first", "ordinal", "segment", "summary", "weight")
 
-    def __init__(
-        self, sample: Sample, first: int, events: Sequence[Event], summary: Summary | None, weight: int
-    ) -> None:
-        self.sample = sample
+    def __init__(self, ordinal: int, first: int) -> None:
+        self.ordinal = ordinal
         self.first = first
-        self.events = events
-        self.summary = summary
-        self.weight = weight
+        self.events: list[Event] = []
+        self.summary: Summary | None = None
+        """To be written with the events."""
+        self.weight = 0
+        """Bytes of the events, roughly."""
+        self.segment = 0
+        """The segment that has the sample's row so far; 0: none. Known once it is taken into a commit."""
+
+    @property
+    def opens(self) -> str | None:
+        """The key of the sample that begins here."""
+        return self.events[0].key if self.events and isinstance(self.events[0], Opened) else None
 
     def rows(self, writer: bytes, known: Summary | None) -> list[Row]:
         """Return what to put. `known` is the summary to use where the part brings none, None to leave it."""
-        ordinal = self.sample.ordinal
+        ordinal = self.ordinal
         rows: list[Row] = []
         if self.events:
             for first, data in pack_blocks(writer, ordinal, self.first, self.events):

@@ -6,9 +6,11 @@ All in memory and under one lock: the rule of sequences, the limits, and who wai
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import lmdb
@@ -16,7 +18,7 @@ import msgspec
 
 from rollout_log.errors import RecordingFailed, RolloutLogError, SequenceConflict
 from rollout_log.events import Event, Requested, encode_events
-from rollout_log.log.pending import Part, Sample, summary_of, weigh
+from rollout_log.log.pending import Part, summary_of, weigh
 from rollout_log.log.summary import Summary
 from rollout_log.log.waiting import Waiter, wake
 
@@ -50,7 +52,10 @@ class Counters(msgspec.Struct):
 
 
 class Queue:
-    """What waits to be written. Any thread may call it; one thread takes from it."""
+    """What waits to be written. Any thread may call it; one thread takes from it.
+
+    Of a sample of which nothing waits it keeps two integers: a process records millions.
+    """
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class Queue:
     ) -> None:
         self.path = path
         self.counters = Counters()
-        self.next_ordinal = self._first_ordinal = first_ordinal
+        self._first_ordinal = first_ordinal
         self.closed = False
         self._strict = strict
         self._window = window
@@ -72,10 +77,13 @@ class Queue:
         self._read_back = read_back
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._samples: dict[int, Sample] = {}
-        self._dirty: dict[int, Sample] = {}
-        """Samples with something to write, those that waited longest first."""
-        self._in_hand: list[Part] = []
+        self._next = array("Q")
+        """Of each sample, by ordinal: the number of its next event."""
+        self._segments = array("L")
+        """Of each sample: the segment that has its row; 0 before its first commit."""
+        self._dirty: dict[int, Part] = {}
+        """What waits to be taken, samples that waited longest first."""
+        self._in_hand: dict[int, Part] = {}
         """What the commit under way, or being tried again, takes."""
         self._queued = 0
         """Bytes of both, roughly."""
@@ -101,26 +109,32 @@ class Queue:
         """Whether so much waits that nothing is taken until half of it is written."""
         return self._full
 
+    @property
+    def next_ordinal(self) -> int:
+        """The ordinal of the sample that is created next."""
+        return self._first_ordinal + len(self._next)
+
     def create(self) -> int:
         """Allocate an ordinal."""
         with self._lock:
             ordinal = self.next_ordinal
-            self.next_ordinal += 1
-            self._samples[ordinal] = Sample(ordinal)
+            self._next.append(0)
+            self._segments.append(0)
             return ordinal
 
     def append(self, sample: int, first: int, events: Sequence[Event], summary: Summary | None) -> bool:
         """Take events; see `Log.append`."""
         with self._lock:
-            state = self._samples.get(sample)
-            if state is None:
+            place = sample - self._first_ordinal
+            if not 0 <= place < len(self._next):
                 if not 0 <= sample < self._first_ordinal:
                     raise SequenceConflict(
                         f"sample {sample} was never created in {self.path}; call `create` first"
                     )
                 return self._refuse(events, f"sample {sample} was created before this process was forked")
-            if first != state.next:
-                known = self._repeated(state, first, events)
+            expected = self._next[place]
+            if first != expected:
+                known = self._repeated(sample, first, events, expected)
                 if known is None:
                     return self._refuse(events, f"events of sample {sample} cannot be read back to compare")
                 if not events[known:]:
@@ -136,25 +150,31 @@ class Queue:
                 return self._refuse(
                     events, "commits fail" if self._failing else "the queue is still draining"
                 )
-            state.pending.extend(events)
-            state.next += len(events)
-            state.weight += weight
-            self._queued += weight
-            if summary is not None or state.summary is None:
-                state.summary = summary or (summary_of(events) if first == 0 else None)
             if not self._dirty:
                 self._due = time.monotonic() + self._window
                 self._work.notify()
-            self._dirty[sample] = state
+            part = self._dirty.get(sample)
+            if part is None:
+                part = self._dirty[sample] = Part(sample, expected)
+            part.events.extend(events)
+            part.weight += weight
+            if summary is not None or part.summary is None:
+                part.summary = summary or (summary_of(events) if first == 0 else None)
+            self._next[place] = expected + len(events)
+            self._queued += weight
             if self._queued > COMMIT_BYTES:
                 self._work.notify()
             return True
 
+    def opening(self, key: str) -> int | None:
+        """Return the newest sample of a key whose first event is not committed yet."""
+        with self._lock:
+            return max((part.ordinal for part in self._parts() if part.opens == key), default=None)
+
     def durable(self, sample: int) -> int:
         """How many events of a sample are committed."""
         with self._lock:
-            state = self._samples.get(sample)
-            return state.durable if state else 0
+            return self._durable(sample) if self._has(sample) else 0
 
     def is_durable(self, sample: int) -> bool:
         """Whether everything of a sample is committed."""
@@ -220,7 +240,7 @@ class Queue:
             if not self._in_hand:
                 self._rotating = False
                 self._in_hand = self._take(everything=rotate or self.closed)
-            return self._in_hand, rotate, self.closed
+            return list(self._in_hand.values()), rotate, self.closed
 
     def is_empty(self) -> bool:
         """Whether nothing waits to be taken."""
@@ -230,12 +250,9 @@ class Queue:
     def committed(self, size: int, segment: int) -> bool:
         """Count what is in hand as written, and wake who waited. Returns whether commits failed before."""
         with self._lock:
-            parts, self._in_hand = self._in_hand, []
+            parts, self._in_hand = self._in_hand.values(), {}
             for part in parts:
-                state = part.sample
-                state.durable += len(part.events)
-                state.taken = ()
-                state.segment = segment
+                self._segments[part.ordinal - self._first_ordinal] = segment
                 self._queued -= part.weight
                 self.counters.events += len(part.events)
             self.counters.bytes += size
@@ -263,10 +280,13 @@ class Queue:
     def give_up(self) -> int:
         """Drop everything. Returns how many events that loses."""
         with self._lock:
-            lost = sum(
-                len(part.events) for part in [*self._in_hand, *(s.take() for s in self._dirty.values())]
-            )
+            lost = 0
+            for part in self._parts():
+                lost += len(part.events)
+                place = part.ordinal - self._first_ordinal
+                self._next[place] = min(self._next[place], part.first)
             self._dirty.clear()
+            self._in_hand.clear()
             self.counters.dropped_events += lost
             return lost
 
@@ -280,44 +300,53 @@ class Queue:
             raise RecordingFailed(f"{self.path} did not take {len(events)} events: {why}")
         return False
 
-    def _repeated(self, state: Sample, first: int, events: Sequence[Event]) -> int | None:
+    def _has(self, sample: int) -> bool:
+        return 0 <= sample - self._first_ordinal < len(self._next)
+
+    def _parts(self) -> Iterable[Part]:
+        return itertools.chain(self._in_hand.values(), self._dirty.values())
+
+    def _durable(self, sample: int) -> int:
+        part = self._in_hand.get(sample) or self._dirty.get(sample)
+        return self._next[sample - self._first_ordinal] if part is None else part.first
+
+    def _repeated(self, sample: int, first: int, events: Sequence[Event], expected: int) -> int | None:
         """Return how many of the events are there already; None where that cannot be read back.
 
         The rare path: it reads the disk.
         """
-        if first > state.next or first < 0:
+        if first > expected or first < 0:
             raise SequenceConflict(
-                f"events of sample {state.ordinal} in {self.path} begin at {first}, but {state.next} is next"
+                f"events of sample {sample} in {self.path} begin at {first}, but {expected} is next"
             )
-        end = min(first + len(events), state.next)
+        end = min(first + len(events), expected)
+        durable = self._durable(sample)
         known: list[Event] = []
-        if first < state.durable:
+        if first < durable:
             try:
-                known += self._read_back(state.ordinal, first, min(end, state.durable))
+                known += self._read_back(sample, first, min(end, durable))
             except (RolloutLogError, lmdb.Error, OSError):
                 return None
-        unwritten = [*state.taken, *state.pending]
-        known += unwritten[max(first - state.durable, 0) : max(end - state.durable, 0)]
+        for parts in (self._in_hand, self._dirty):
+            if (part := parts.get(sample)) is not None:
+                known += part.events[max(first - part.first, 0) : max(end - part.first, 0)]
         given = list(events[: end - first])
         if len(known) != len(given):
             return None
         if encode_events(known) != encode_events(given):
             raise SequenceConflict(
-                f"events {first} to {end - 1} of sample {state.ordinal} in {self.path} are there already, "
+                f"events {first} to {end - 1} of sample {sample} in {self.path} are there already, "
                 "and not the same"
             )
         return len(given)
 
     def _targets(self, samples: Sequence[int]) -> dict[int, int]:
         if not samples:
-            return {
-                state.ordinal: state.next
-                for state in [*self._dirty.values(), *(p.sample for p in self._in_hand)]
-            }
-        return {sample: self._samples[sample].next for sample in samples if sample in self._samples}
+            samples = [part.ordinal for part in self._parts()]
+        return {sample: self._next[sample - self._first_ordinal] for sample in samples if self._has(sample)}
 
     def _reached(self, targets: Mapping[int, int]) -> bool:
-        return all(self._samples[sample].durable >= target for sample, target in targets.items())
+        return all(self._durable(sample) >= target for sample, target in targets.items())
 
     def _await_work(self) -> None:
         """Sleep until something is to be committed."""
@@ -333,17 +362,17 @@ class Queue:
                 return
             self._work.wait(None if until is None else until - now)
 
-    def _take(self, *, everything: bool) -> list[Part]:
+    def _take(self, *, everything: bool) -> dict[int, Part]:
         """Take what is due: all there is, or what is waited for."""
         due = self._due is not None and self._due <= time.monotonic()
         if everything or due or self._queued > COMMIT_BYTES:
-            wanted = list(self._dirty.values())
+            taken, self._dirty = self._dirty, {}
         else:
-            wanted = [self._dirty[sample] for sample in self._wanted if sample in self._dirty]
-        for state in wanted:
-            del self._dirty[state.ordinal]
+            taken = {sample: self._dirty.pop(sample) for sample in self._wanted if sample in self._dirty}
+        for part in taken.values():
+            part.segment = self._segments[part.ordinal - self._first_ordinal]
         self._gathered = None
         self._wanted.clear()
         if not self._dirty:
             self._due = None
-        return [state.take() for state in wanted]
+        return taken

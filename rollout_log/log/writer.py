@@ -162,7 +162,6 @@ class Log:
             first_ordinal=self._first_ordinal,
             read_back=self._committer.read_back,
         )
-        self._ordinals: dict[str, int] = {}
         self._rotated_at = 0
         self._keeper = Keeper(
             self.path / self.writer, archive=self._archive, max_bytes=self._max_bytes, seals=self._seal
@@ -187,9 +186,7 @@ class Log:
 
     def create(self, opened: Opened) -> int:
         """Allocate a sample's ordinal, unique within the writer. Writes nothing: `opened` is event 0."""
-        ordinal = self._queue.create()
-        self._ordinals[opened.key] = ordinal
-        return ordinal
+        return self._queue.create()
 
     def append(
         self, sample: int, first: int, events: Sequence[Event], summary: Summary | None = None
@@ -220,7 +217,8 @@ class Log:
     async def flush(self, *samples: int | str) -> bool:
         """Wait until what was appended to these samples so far is on disk; to all, where none are given.
 
-        A sample is named by its ordinal, or by its key: the newest one that this writer has of it.
+        A sample is named by its ordinal, or by its key: the newest one that this writer has of it (which
+        may take a look at the disk).
         Commits these samples only. Cancelling the wait does not cancel the commit. False where commits
         fail, at once: see `accepting`.
         """
@@ -294,10 +292,16 @@ class Log:
             _logger.warning(message, *args)
 
     def _ordinals_of(self, samples: Sequence[int | str]) -> list[int]:
-        try:
-            return [self._ordinals[name] if isinstance(name, str) else name for name in samples]
-        except KeyError as unknown:
-            raise SampleNotFound(f"{self.path}: this process has recorded no sample {unknown}") from None
+        return [self._ordinal_of(name) if isinstance(name, str) else name for name in samples]
+
+    def _ordinal_of(self, key: str) -> int:
+        """Look a key up where events wait, then on disk: a process records more keys than it can hold."""
+        ordinal = self._queue.opening(key)
+        if ordinal is None:
+            ordinal = self._committer.find(key)
+        if ordinal is None:
+            raise SampleNotFound(f"{self.path}: this process has recorded no sample {key!r}")
+        return ordinal
 
     async def _await(self, waiter: Waiter, timeout: float | None = None) -> bool:
         if waiter.future is None:
@@ -331,7 +335,7 @@ class Log:
                 if rotate:
                     self._queue.rotate()
                 continue
-            rows = None
+            rows, parts = None, []  # nothing of them is to live on while this thread sleeps
             if self._queue.committed(size, self._committer.number):
                 _logger.warning("%s records again", self.path)
             self._rotate(now=rotate)

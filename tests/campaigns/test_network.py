@@ -39,8 +39,9 @@ def descriptors() -> int:
 
 
 def memory() -> int:
-    """Resident bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Resident bytes, but for pages of files, which the kernel takes back when it wants to."""
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 @asynccontextmanager
@@ -308,7 +309,7 @@ def soak(rounds: int, log: Log) -> None:
 
 @pytest.mark.campaign
 def test_memory_stays_flat_over_millions_of_events(tmp_path):
-    """Per sample the writer keeps somewhat more than a kilobyte; per event nothing."""
+    """What the writer keeps of a sample is two integers; of an event nothing."""
     with Log.open(tmp_path / "log", window_ms=20) as log:
         soak(20_000, log)
         gc.collect()
@@ -319,5 +320,5 @@ def test_memory_stays_flat_over_millions_of_events(tmp_path):
         grown, more = memory() - before, log.counters.events - events
         print(f"{more} events of 100,000 samples: {grown / 1e6:.1f} MB more")
         assert more > 900_000
-        assert grown / 100_000 < 1500
+        assert grown < 10_000_000
         assert log.counters.dropped_requests == 0
