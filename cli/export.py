@@ -4,14 +4,16 @@ fixture: whole samples in one text file, which every verb and the pytest plugin 
 compressed where FILE ends in .gz or .zst. --redact leaves out what people and models wrote (text), what the
 trainer knew (metadata), or headers; token ids stay. perfetto: a trace for ui.perfetto.dev, with a track a
 sample. trace: vime's and slime's trace carrier, as .pt for their own timeline viewer, else as JSON. pt: the
-debug dump of one step, which --load-debug-rollout-data trains on again (takes torch). jsonl: a sample a
-line, as `show --json` has it. parquet: a row a sample, list columns (takes pyarrow). Without keys, --step
-and --status it is all samples.
+debug dump of one step, which --load-debug-rollout-data trains on again, or of its evaluation (takes torch).
+jsonl: a sample a line, as `show --json` has it. parquet: a row a sample, list columns (takes pyarrow).
+Without keys, --step, --status and --evaluation it is all samples.
 
 Example:
 
     rollout-log export runs/today --to fixture --status aborted -o aborted.jsonl
     rollout-log export runs/today --to perfetto --step 12 -o step-12.json
+    rollout-log export runs/today --to pt --step 12 -o rollout_12.pt
+    rollout-log export runs/today --to pt --step 12 --evaluation -o rollout_eval_12.pt
     rollout-log export runs/today --to parquet -o today.parquet
     rollout-log export runs/today --to jsonl -o /dev/stdout math-17 math-18
 """
@@ -43,6 +45,7 @@ def run(
     output: arguments.Output,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
     status: Annotated[str | None, typer.Option(help="Only samples of this status.")] = None,
+    evaluation: Annotated[bool, typer.Option("--evaluation", help="Only samples of evaluations.")] = False,
     redact: Annotated[
         list[str] | None,
         typer.Option(metavar="WHAT", help=f"fixture: leave out {', '.join(REDACTIONS)}; repeatable."),
@@ -60,10 +63,14 @@ def run(
     write = import_module(f"rollout_log.export.{to}").write
     with open_source(log) as reader:
         entries = _entries(reader, keys or [], step, status)
+        if evaluation:
+            entries = [entry for entry in entries if entry.summary.evaluation]
         if not entries:
-            arguments.say_nothing(reader, step, f"--status {status}")
+            asked = [*(["--status", status] if status else []), *["--evaluation"] * evaluation]
+            arguments.say_nothing(reader, step, " ".join(asked))
+        options = Options(chunks=chunks, decode=decode, step=step, evaluation=evaluation, redact=left_out)
         samples = progress(to, samples_of(reader, entries), len(entries))
-        write(samples, output, Options(chunks=chunks, decode=decode, step=step, redact=left_out))
+        write(samples, output, options)
 
 
 def _entries(reader: LogReader, keys: list[str], step: int | None, status: str | None) -> list[Entry]:

@@ -109,7 +109,7 @@ def _print_facts(rollout: Rollout, ref: Ref) -> None:
         "life": ref.incarnation or None,
         "parent": opened.parent if opened else None,
         "step": rollout.step,
-        "evaluation": "yes" if opened and opened.evaluation else None,
+        "evaluation": "yes" if rollout.evaluation else None,
         "group": opened.group_index if opened else None,
         "index": opened.index if opened else None,
         "reward": to_json(closed.reward) if closed and closed.reward is not None else None,

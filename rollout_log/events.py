@@ -181,7 +181,11 @@ class Closed(Event, frozen=True, tag=11):
     """The trainer's own record of the sample, minus what the fold has."""
     closed_unix_ns: int = 0
     order: int | None = None
-    """Place among the samples that the step consumed."""
+    """Place among the samples that the step consumed; all of them are closed with one stamp."""
+    of: int | None = None
+    """How many the step consumed."""
+    evaluation: bool = False
+    """It was an evaluation that consumed them."""
 
 
 class Marked(Event, frozen=True, tag=12):

@@ -102,6 +102,12 @@ class Rollout:
         return self.opened.step if self.opened else None
 
     @property
+    def evaluation(self) -> bool:
+        """Whether an evaluation asked for the sample, or consumed it."""
+        asked = self.opened is not None and self.opened.evaluation
+        return asked or (self.closed is not None and self.closed.evaluation)
+
+    @property
     def length(self) -> int:
         """Response tokens so far, of the first choice."""
         return len(self.choice_or_first().token_ids)

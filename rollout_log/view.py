@@ -110,7 +110,7 @@ def view(
         requests=[_request(rollout, request) for request in rollout.requests],
         problems=rollout.problems,
         step=rollout.step,
-        evaluation=opened.evaluation if opened else False,
+        evaluation=rollout.evaluation,
         group_index=opened.group_index if opened else None,
         index=opened.index if opened else None,
         reward=closed.reward if closed else None,

@@ -42,6 +42,8 @@ class Options(msgspec.Struct, frozen=True):
     """Token ids -> text."""
     step: int | None = None
     """The step that was asked for."""
+    evaluation: bool = False
+    """Its evaluation, not its training."""
     redact: tuple[Redaction, ...] = ()
     """What a fixture leaves out."""
 

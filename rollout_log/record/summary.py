@@ -29,7 +29,7 @@ def summarize(rollout: Rollout) -> Summary:
         parent=opened.parent if opened else None,
         status=rollout.status,
         step=rollout.step,
-        evaluation=opened.evaluation if opened else False,
+        evaluation=rollout.evaluation,
         group_index=opened.group_index if opened else None,
         index=opened.index if opened else None,
         tokens=sum(len(choice.token_ids) for choice in rollout.choices.values()),

@@ -2,6 +2,7 @@
 
 --custom-generate-function-path rollout_log.slime.generate
 --custom-rollout-log-function-path rollout_log.slime.log_metrics
+--custom-eval-rollout-log-function-path rollout_log.slime.log_eval_metrics
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import Any
 
 from rollout_log.slime.request import SLIME, prepare
 from rollout_log.trainer.generate import generate as _generate
-from rollout_log.trainer.metrics import log_metrics
+from rollout_log.trainer.metrics import log_eval_metrics, log_metrics
 from rollout_log.trainer.recorded import recorded_by
 from rollout_log.trainer.resuming import generate_rollout as _generate_rollout
 
-__all__ = ["generate", "generate_rollout", "log_metrics", "recorded"]
+__all__ = ["generate", "generate_rollout", "log_eval_metrics", "log_metrics", "recorded"]
 
 recorded = recorded_by(SLIME)
 """Decorator: records what a generate function posts through the trainer's shared HTTP client."""

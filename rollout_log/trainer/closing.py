@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from rollout_log.events import Closed
 from rollout_log.fold import Rollout
@@ -17,32 +18,25 @@ __all__ = ["close_consumed", "rest_of"]
 _IN_CLOSED = ("status", "reward")
 
 
-def close_consumed(sample: Any, rollout: Rollout, *, step: int | None, order: int) -> Closed:
-    """Return the event of a sample that a step consumed as its number `order`."""
+def close_consumed(sample: Any, rollout: Rollout, consumed: Closed) -> Closed:
+    """Return the event of a sample that was consumed when, where and as which one `consumed` says."""
     status = getattr(sample.status, "value", sample.status)
-    return Closed(
-        status=str(status),
-        reward=storable(sample.reward),
-        step=step,
-        sample=rest_of(sample, rollout),
-        closed_unix_ns=time.time_ns(),
-        order=order,
+    return msgspec.structs.replace(
+        consumed, status=str(status), reward=storable(sample.reward), sample=rest_of(sample, rollout)
     )
 
 
 def rest_of(sample: Any, rollout: Rollout) -> dict[str, Any]:
-    """Return a sample's attributes by name, but for those that are at their defaults or as the fold has them.
+    """Return a sample's attributes by name, but for those that are as the fold has them or at their defaults.
 
     `Sample.from_dict` of these, with tokens, log-probs, mask and versions of the fold, status and reward of
-    the event, is the sample again. Tensors above 65,536 elements and objects are described only.
+    the event, is the sample again. Tensors above 65,536 elements and objects are named only (`storable`).
     """
-    defaults, folded = _defaults(type(sample)), _folded(sample, rollout)
+    known = {**_defaults(type(sample)), **_folded(rollout)}
     return {
         name: storable(_plain(value))
         for name, value in _attributes(sample).items()
-        if name not in _IN_CLOSED
-        and not (name in folded and _same(value, folded[name]))
-        and not (name in defaults and _same(value, defaults[name]))
+        if name not in _IN_CLOSED and not (name in known and _same(value, known[name]))
     }
 
 
@@ -55,7 +49,7 @@ def _plain(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
-def _folded(sample: Any, rollout: Rollout) -> dict[str, Any]:
+def _folded(rollout: Rollout) -> dict[str, Any]:
     opened, choice = rollout.opened, rollout.choice_or_first()
     folded: dict[str, Any] = {
         "tokens": [*rollout.prompt_token_ids, *choice.token_ids],
@@ -66,8 +60,6 @@ def _folded(sample: Any, rollout: Rollout) -> dict[str, Any]:
     }
     if opened is not None:
         folded |= {"index": opened.index, "group_index": opened.group_index}
-    if choice.routed_experts is not None:
-        folded["rollout_routed_experts"] = sample.rollout_routed_experts
     return folded
 
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["storable"]
+__all__ = ["LEFT_OUT", "storable"]
+
+LEFT_OUT = "$left_out"
+"""Names the type, and `shape` the shape, where a value was too large or too odd to be stored."""
 
 _LARGEST_ARRAY = 1 << 16
 """Elements; larger arrays are described, not stored."""
@@ -56,7 +59,9 @@ def _plain(value: Any) -> Any:
     return value.tolist() if elements <= _LARGEST_ARRAY else _described(value)
 
 
-def _described(value: Any) -> str:
+def _described(value: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {LEFT_OUT: f"{type(value).__module__}.{type(value).__qualname__}"}
     shape = getattr(value, "shape", None)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return f"<{kind}>" if shape is None else f"<{kind} of shape {tuple(shape)}>"
+    if isinstance(shape, tuple) and all(isinstance(length, int) for length in shape):
+        described["shape"] = list(shape)
+    return described

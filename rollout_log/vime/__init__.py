@@ -2,6 +2,7 @@
 
 --custom-generate-function-path rollout_log.vime.generate
 --custom-rollout-log-function-path rollout_log.vime.log_metrics
+--custom-eval-rollout-log-function-path rollout_log.vime.log_eval_metrics
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_log.trainer.generate import generate as _generate
-from rollout_log.trainer.metrics import log_metrics
+from rollout_log.trainer.metrics import log_eval_metrics, log_metrics
 from rollout_log.trainer.recorded import recorded_by
 from rollout_log.trainer.resuming import generate_rollout as _generate_rollout
 from rollout_log.vime.request import VIME, prepare
 
-__all__ = ["generate", "generate_rollout", "log_metrics", "recorded"]
+__all__ = ["generate", "generate_rollout", "log_eval_metrics", "log_metrics", "recorded"]
 
 recorded = recorded_by(VIME)
 """Decorator: records what a generate function posts through the trainer's shared HTTP client."""

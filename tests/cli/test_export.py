@@ -83,6 +83,19 @@ def test_a_step_or_keys_alone(run_log, export):
     assert [json.loads(line)["key"] for line in lines] == ["held-out", "math-1"]
 
 
+def test_evaluations_alone(run_log, export, call, tmp_path):
+    lines = export(run_log, "jsonl", "--evaluation").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["held-out"]
+    refused = call("export", run_log, "--to", "pt", "--step", 2, "--evaluation", "-o", tmp_path / "e.pt")
+    assert refused.code == 2
+    assert "no sample of evaluation 2 was closed as consumed" in refused.err
+    assert "log_eval_metrics" in refused.err
+    nothing = call("export", run_log, "--to", "jsonl", "--step", 1, "--evaluation", "-o", tmp_path / "e")
+    assert nothing.err == (
+        "rollout-log: no sample of step 1 matches --evaluation; without it there are some\n"
+    )
+
+
 def test_jsonl_is_what_show_says(run_log, export, call):
     lines = export(run_log, "jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [call("show", run_log, key, "--json").json for key in ALL]

@@ -13,6 +13,7 @@ import pytest
 from plugin.test_loop import TWO_END_TWO_HOLD, function, quick
 from rollout_log import slime, vime
 from rollout_log.log import LogReader
+from rollout_log.steps import by_step
 from rollout_log.trainer.session import close_session, session_for
 from rollout_log.view import view
 from trainer.conftest import Rig
@@ -70,7 +71,7 @@ def test_the_log_has_the_samples_that_the_step_consumed(
                 key = sample.metadata["rollout_log"]["key"]
                 assert rebuilt(reader, key).to_dict() == sample.to_dict()
                 closed = reader.rollout(key).closed
-                assert (closed.step, closed.order) == (step, order)
+                assert (closed.step, closed.order, closed.of) == (step, order, len(samples))
         statuses = {entry.summary.trainer_status for entry in reader.samples()}
         assert statuses == {"completed", "truncated"}
     first, second = trainer.logged
@@ -202,13 +203,59 @@ def test_a_reward_that_json_has_no_word_for_is_described(rig: Rig, log: Path) ->
         )
     assert math.isnan(first.reward.pop("score"))
     assert first.reward == {
-        "object": "<plugin.test_metrics.Odd>".replace("plugin.test_metrics", Odd.__module__),
+        "object": {"$left_out": f"{Odd.__module__}.Odd"},
         "huge": str(2**70),
         "broken": "\\ud800",
         "('a', 1)": 2,
     }
     assert first.sample["label"] == str(2**70)
     assert second.sample["metadata"]["rollout_log"]["requests"] == 1
+
+
+def test_an_evaluation_is_closed_with_its_rewards(rig: Rig, log: Path) -> None:
+    """Data sets one after the other, indices from 0 in each."""
+    _, trainer = rig(
+        generate=vime.generate,
+        engine={"versions": "field"},
+        questions=[prompt_text(0, tokens=5)],
+        custom_rollout_log_function_path="rollout_log.vime.log_metrics",
+        custom_eval_rollout_log_function_path="rollout_log.vime.log_eval_metrics",
+    )
+    trainer.step(3)
+    datasets = {"easy": [prompt_text(1, tokens=5), prompt_text(2)], "hard": [prompt_text(3, tokens=7)]}
+    data = trainer.evaluate(3, datasets, repeats=2)
+    samples = [sample for each in data.values() for sample in each["samples"]]
+    assert trainer.problems == []
+    assert trainer.logged[1]["eval/rollout_log/samples"] == 6
+    assert trainer.logged[1]["eval/rollout_log/samples_of_other_processes"] == 0
+    assert session_for(trainer.args).samples.all() == []
+    close_session()
+    with LogReader.open(log) as reader:
+        for order, sample in enumerate(samples):
+            key = sample.metadata["rollout_log"]["key"]
+            assert rebuilt(reader, key).to_dict() == sample.to_dict()
+            closed = reader.rollout(key).closed
+            assert (closed.step, closed.order, closed.of, closed.evaluation) == (3, order, 6, True)
+        assert [(step.step, step.evaluation, step.samples) for step in by_step(reader.summaries())] == [
+            (3, False, 4),
+            (3, True, 6),
+        ]
+
+
+def test_an_evaluation_without_samples_or_of_somebody_else_hurts_nobody(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, trainer = rig(generate=vime.generate, questions=[prompt_text(0, tokens=5)])
+    strangers = {"rewards": [1.0], "samples": [Sample(index=0)]}
+    with caplog.at_level(logging.WARNING, "rollout_log"):
+        assert slime.log_eval_metrics(0, trainer.args, {"bare": {"rewards": [1.0]}}, None) is False
+        assert slime.log_eval_metrics(0, trainer.args, {"a": strangers}, None) is False
+        assert slime.log_eval_metrics(0, trainer.args, {"odd": None}, {}) is False  # type: ignore[dict-item]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message[:42] for message in messages] == [
+        "1 of 1 samples of evaluation 0 were genera",
+        "the samples of evaluation 0 could not be c",
+    ]
 
 
 def test_memory_holds_what_a_later_step_may_still_take(rig: Rig) -> None:

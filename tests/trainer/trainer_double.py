@@ -139,6 +139,7 @@ class TrainerDouble(RolloutLoop):
                 "rollout_function_path": f"{layout.rollout}.generate_rollout",
                 "data_source_path": f"{layout.data}.RolloutDataSourceWithBuffer",
                 "custom_rollout_log_function_path": None,
+                "custom_eval_rollout_log_function_path": None,
                 "rollout_sample_hook_path": None,
                 "load": None,
                 "save": None,
@@ -251,6 +252,10 @@ class TrainerDouble(RolloutLoop):
         function = self.load_function(self.args.rollout_function_path)
         data: dict[str, Any] = function(self.args, rollout_id, self.data_source, evaluation=True).data
         self._check([sample for each in data.values() for sample in each["samples"]])
+        path = self.args.custom_eval_rollout_log_function_path
+        metrics: dict[str, Any] = {}
+        if path is None or not self.load_function(path)(rollout_id, self.args, data, metrics):
+            self.logged.append({**metrics, "eval/step": rollout_id})
         return data
 
     def _check(self, samples: Iterable[Sample]) -> None:

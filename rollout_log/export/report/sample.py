@@ -121,7 +121,7 @@ def lane_of(entry: Entry, rollout: Rollout, clock: Clock) -> Lane:
         run=entry.ref.run,
         status=rollout.status,
         step=rollout.step,
-        evaluation=bool(opened and opened.evaluation),
+        evaluation=rollout.evaluation,
         tokens=sum(len(choice.token_ids) for choice in rollout.choices.values()),
         discarded=rollout.discarded,
         prompt_tokens=len(rollout.prompt_token_ids),
