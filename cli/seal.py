@@ -1,17 +1,20 @@
 """Seal what writers that are gone left: a tenth of the size, read as before.
 
 A writer seals what it has rotated by itself; this does the rest, the last segment above all. Each is
-checked before the segment that it was made of is removed. Exit status: 1 where some could not be sealed.
+checked before the segment that it was made of is removed. It is done at the lowest priority; beside a run,
+--cpu keeps it to a share of one core. Exit status: 1 where some could not be sealed.
 
 Example:
 
     rollout-log seal runs/today
+    rollout-log seal runs/today --cpu 0.3
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -22,10 +25,17 @@ from rollout_log.log.directory import is_live, logs_at, writers_of
 from rollout_log.log.keeper import Done, Plan, run_child
 
 
-def run(log: LogDirectory, json: JsonLines = False) -> None:
+def run(
+    log: LogDirectory,
+    *,
+    cpu: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="At most so much of one core.", min=0.01, max=1.0)
+    ] = None,
+    json: JsonLines = False,
+) -> None:
     live = [folder for folder in _folders(log) if is_live(folder)]
     done = list(
-        progress("seal", _seal(log), sum(len(list(folder.glob("*.rlog"))) for folder in _folders(log)))
+        progress("seal", _seal(log, cpu), sum(len(list(folder.glob("*.rlog"))) for folder in _folders(log)))
     )
     if json:
         print_json(*done)
@@ -47,7 +57,7 @@ def _folders(log: Path) -> list[Path]:
     return [folder.absolute() for one in logs_at(log) for folder in writers_of(one)]
 
 
-def _seal(log: Path) -> Iterator[Done]:
+def _seal(log: Path, cpu: float | None) -> Iterator[Done]:
     for folder in _folders(log):
         if not is_live(folder):
-            yield from run_child(Plan(folder))
+            yield from run_child(Plan(folder, cpu=cpu))

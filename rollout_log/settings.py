@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Milliseconds of events that a killed process may lose."""
     max_bytes: _Positive | None = None
     """Cap of the log's size; default min(100 GB, 20 % of the free disk)."""
+    seal_cpu: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    """How much of one core the process may take that seals and archives."""
     on_retry: Literal["auto", "restart", "continue"] = "auto"
     """Whether a retry goes on from the tokens it has."""
     retries: _Natural = 60

@@ -1,7 +1,8 @@
 """Whoever looks after a writer's folder: has rotated segments sealed, archived and, above the cap, deleted.
 
-All of it is done by a child process of low priority (`keeping`), one at a time, so that it takes no time of
-the trainer's and dies alone. What fails stays as it is and is tried again after the next rotation.
+All of it is done by a child process of low priority (`keeping`), one at a time and on a share of one core,
+so that it takes no time of the trainer's and dies alone. What fails stays as it is and is tried again after
+the next rotation.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Plan(msgspec.Struct, frozen=True):
     archive: Path | None = None
     max_bytes: int | None = None
     """Of the whole log."""
+    cpu: float | None = None
+    """How much of one core it may take; None: what there is."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -66,10 +69,9 @@ class Done(msgspec.Struct, frozen=True):
 class Keeper:
     """Looks after a folder while its writer runs."""
 
-    def __init__(self, folder: Path, *, archive: Path | None, max_bytes: int | None, seals: bool) -> None:
-        self.folder = folder
-        self.archive = archive
-        self.max_bytes = max_bytes
+    def __init__(self, plan: Plan, *, seals: bool) -> None:
+        """`plan`: what to do, again and again; its `active` segment is the one that `tend` names."""
+        self.plan = plan
         self.seals = seals
         self._lock = threading.Lock()
         self._active: int | None = None
@@ -83,7 +85,7 @@ class Keeper:
     def begin(self) -> None:
         """A writer begins: make room, where older writers of the log left more than the cap."""
         with contextlib.suppress(OSError):
-            if self.max_bytes is not None and size_of(self.folder.parent) > self.max_bytes:
+            if self._is_above(1):
                 self.tend(1)
 
     def tend(self, active: int) -> None:
@@ -100,7 +102,7 @@ class Keeper:
             try:
                 thread.start()
             except RuntimeError as error:
-                self._warn(f"cannot seal segments of {self.folder}: {error}")
+                self._warn(f"cannot seal segments of {self.plan.folder}: {error}")
                 return
             self._busy, self._thread = True, thread
 
@@ -121,8 +123,12 @@ class Keeper:
 
     def _is_behind(self) -> bool:
         with contextlib.suppress(OSError):
-            return self.max_bytes is not None and size_of(self.folder.parent) > self.max_bytes * SLACK
+            return self._is_above(SLACK)
         return False
+
+    def _is_above(self, slack: float) -> bool:
+        cap = self.plan.max_bytes
+        return cap is not None and size_of(self.plan.folder.parent) > cap * slack
 
     def _run(self) -> None:
         while True:
@@ -132,9 +138,9 @@ class Keeper:
                     self._busy = False
                     return
             try:
-                self._keep(Plan(self.folder, active, self.archive, self.max_bytes))
+                self._keep(msgspec.structs.replace(self.plan, active=active))
             except Exception as error:
-                self._warn(f"cannot seal segments of {self.folder}: {type(error).__name__}: {error}")
+                self._warn(f"cannot seal segments of {self.plan.folder}: {type(error).__name__}: {error}")
 
     def _keep(self, plan: Plan) -> None:
         child = _start(plan)

@@ -18,6 +18,7 @@ import msgspec
 from rollout_log.errors import RolloutLogError
 from rollout_log.log.archive import archive_folder
 from rollout_log.log.directory import hold_folder, segment_number
+from rollout_log.log.duty import limit_cpu
 from rollout_log.log.keeper import ENDED, SLACK, Done, Plan
 from rollout_log.log.retention import prune, size_of
 from rollout_log.log.sealing import seal
@@ -82,5 +83,7 @@ def main(argument: str) -> None:
         os.nice(19)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ENDED))  # drafts are removed on the way out
     plan = msgspec.json.decode(argument, type=Plan, dec_hook=lambda kind, value: kind(value))
+    if plan.cpu is not None:
+        limit_cpu(plan.cpu)
     for done in keep(plan):
         print(msgspec.json.encode(done).decode(), flush=True)  # noqa: T201 - how the child answers

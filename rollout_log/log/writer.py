@@ -23,7 +23,7 @@ from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
 from rollout_log.log.environment import Row
-from rollout_log.log.keeper import Keeper
+from rollout_log.log.keeper import Keeper, Plan
 from rollout_log.log.queue import RETRY_S, Counters, Queue
 from rollout_log.log.retention import cap_of
 from rollout_log.log.summary import Summary
@@ -76,6 +76,7 @@ class Log:
         max_bytes: int | None = None,
         archive: str | os.PathLike[str] | None = None,
         seal: bool = True,
+        seal_cpu: float = 0.5,
         keep: Collection[str] = (),
     ) -> Log:
         """Open a log for writing, and make it where there is none.
@@ -83,7 +84,8 @@ class Log:
         The same path gives the same handle within a process; each `open` wants its `close`, and the
         first one's settings hold. `run` names the training run (default: the directory's name).
 
-        Rotated segments are sealed by a child process in the background, copied into the folder `archive`
+        Rotated segments are sealed by a child process in the background, which takes at most `seal_cpu` of
+        one core (from above 0 to 1, where it takes all of it), copied into the folder `archive`
         where one is given, and deleted, oldest first, while all segments together have more than
         `max_bytes` (default: 100 GB, or 20 % of what is free, the log itself included). `seal=False` does
         none of that. `keep`: large parts of frames and requests that are stored whole (`record.elision`).
@@ -108,6 +110,7 @@ class Log:
                     max_bytes=max_bytes,
                     archive=None if archive is None else Path(archive).absolute(),
                     seal=seal,
+                    seal_cpu=seal_cpu,
                     keep=keep,
                 )
             log._start()
@@ -131,6 +134,7 @@ class Log:
         max_bytes: int | None,
         archive: Path | None,
         seal: bool,
+        seal_cpu: float,
         keep: Collection[str],
     ) -> None:
         self.path = path
@@ -144,6 +148,7 @@ class Log:
         self._segment_bytes = min(segment_bytes, max(self._max_bytes // _SEGMENTS, _LEAST_SEGMENT))
         self._archive = archive
         self._seal = seal
+        self._seal_cpu = seal_cpu if seal_cpu < 1 else None
         self._queue_bytes = queue_bytes
         self._late = late_flush_ms / 1000
         self._first_ordinal = 0
@@ -163,9 +168,10 @@ class Log:
             read_back=self._committer.read_back,
         )
         self._rotated_at = 0
-        self._keeper = Keeper(
-            self.path / self.writer, archive=self._archive, max_bytes=self._max_bytes, seals=self._seal
+        plan = Plan(
+            self.path / self.writer, archive=self._archive, max_bytes=self._max_bytes, cpu=self._seal_cpu
         )
+        self._keeper = Keeper(plan, seals=self._seal)
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
         self._said: set[str] = set()

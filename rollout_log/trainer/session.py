@@ -236,6 +236,7 @@ def _open_log(settings: Settings, run: str) -> Log | None:
             strict=settings.strict,
             max_bytes=settings.max_bytes,
             archive=settings.archive,
+            seal_cpu=settings.seal_cpu,
             keep=settings.keep,
         )
     except (RolloutLogError, OSError) as error:
