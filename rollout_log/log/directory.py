@@ -221,7 +221,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def _write_marker(path: Path) -> None:
-    """Write the marker whole or not at all; where two processes do it at once, the first one's stays."""
+    """Write the marker whole or not at all; where two processes do it at once, either will do."""
     draft = path / f".{MARKER}.{os.getpid()}.{secrets.token_hex(4)}"
     data = msgspec.json.format(msgspec.json.encode(Marker(FORMAT, time.time_ns())), indent=2)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -230,10 +230,9 @@ def _write_marker(path: Path) -> None:
             file.write(data + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path / MARKER)
+        draft.replace(path / MARKER)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 os.register_at_fork(after_in_child=_claimed.clear)
