@@ -112,6 +112,10 @@ class LogReader:
         while self._segments:
             self._segments.popitem()[1].close()
 
+    def __reduce__(self) -> tuple[type[LogReader], tuple[list[Path]]]:
+        """Travel between processes as what is read, not as the files that are open here."""
+        return type(self), (self.logs,)
+
     def __enter__(self) -> Self:
         return self
 

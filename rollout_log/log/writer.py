@@ -14,7 +14,7 @@ import threading
 from collections.abc import Collection, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal, NoReturn, final
 
 import lmdb
 
@@ -51,7 +51,8 @@ _logs_lock = threading.Lock()
 class Log:
     """The writer of a log: one per directory and process. Get it from `Log.open`.
 
-    Any thread and any number of event loops may use it. After a fork, the child's copy starts a folder
+    Any thread and any number of event loops may use it. It is not pickled: other processes (spawned ones,
+    actors) are given the path, and open it. After a fork, the child's copy starts a folder
     of its own with its first events; samples created before the fork are the parent's, and the child's
     events for them are not accepted: create them anew.
     """
@@ -285,6 +286,11 @@ class Log:
             if _logs.get(self._name) is self:
                 del _logs[self._name]
         self._stop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"the log {self.path} is open in this process alone: pass its path on, and open it there"
+        )
 
     def __enter__(self) -> Log:
         return self

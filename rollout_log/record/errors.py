@@ -17,6 +17,10 @@ class GenerationFailed(RolloutLogError, httpx.HTTPError):
         httpx.HTTPError.__init__(self, message)
         self.rollout = rollout
 
+    def __reduce__(self) -> tuple[type[GenerationFailed], tuple[str, Rollout]]:
+        """Travel between processes, as an actor's error does."""
+        return type(self), (str(self), self.rollout)
+
 
 class GenerationRefused(GenerationFailed):
     """The engine will not serve this request, now or later; trying again would not help."""

@@ -186,12 +186,14 @@ class Samples:
     def adopt(self, opened: Opened, older: Rollout, length: int, *, path: str, model: str | None) -> None:
         """Begin another life of a sample, from the first `length` tokens of one that another process left."""
         state = Rollout.continue_from(older, length)
-        incarnation = older.opened.incarnation if older.opened is not None else 0
+        before = older.opened or Opened(key=opened.key)
+        incarnation = before.incarnation
         opened = msgspec.structs.replace(
             opened,
+            run=opened.run or before.run,
             incarnation=incarnation + 1,
             continues=(incarnation, length),
-            opened_unix_ns=_later(older.opened),
+            opened_unix_ns=_later(before),
             host=_HOST,
         )
         with self._lock:
