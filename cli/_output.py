@@ -23,8 +23,8 @@ _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
 # Folding takes a millisecond a row; what is longer than this is for `less -S`.
 _MOST_FOLDED = 1000
-# A column that is no wider is not folded.
-_NARROW = 14
+# A column that is no wider is not folded, and no word that is no longer.
+_NARROW, _WORD = 14, 26
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -46,11 +46,6 @@ def _show(char: str) -> str:
     return _NAMED.get(char) or char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def several(number: int, noun: str) -> str:
-    """Show `1 sample`, `1,024 samples`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def print_json(*values: Any) -> None:
     """Print each value as one line of JSON: one object, or JSON Lines."""
     for value in values:
@@ -66,13 +61,16 @@ def print_table(
 ) -> None:
     """Print rows under a header; the columns named in `right` are numbers and stand to the right.
 
-    Cells are made safe. On a terminal that is too narrow, long ones are folded; where that is not enough,
-    the columns `spare` are left out, the first of them first, and stderr says so. Elsewhere lines are whole.
+    Cells are made safe, and columns in which no row has anything are left out. On a terminal that is too
+    narrow, long cells are folded; where that is not enough, the columns `spare` are left out, the first of
+    them first, and stderr says so. Elsewhere lines are whole.
     """
     from rich.cells import cell_len
 
     sides = set(right)
     cells = [["" if cell is None else safe(cell) for cell in row] for row in rows]
+    filled = [i for i in range(len(header)) if not cells or any(row[i] for row in cells)]
+    header, cells = [header[i] for i in filled], [[row[i] for i in filled] for row in cells]
     widths = [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)]
     out = console()
     if out.is_terminal and _total(widths) > out.width and _print_narrow(out, header, cells, sides, spare):
@@ -113,18 +111,21 @@ def _print_folded(out: Console, header: Sequence[str], cells: list[list[str]], r
     from rich.table import Table
     from rich.text import Text
 
+    if len(cells) > _MOST_FOLDED:
+        return False
     names = [name.replace(" ", "\n") for name in header]
-    widths = [
-        max(cell_len(line) for line in [*name.split("\n"), *(row[i] for row in cells)])
-        for i, name in enumerate(names)
-    ]
-    gap = 2 if _total([min(width, _NARROW) for width in widths]) <= out.width else 1
-    if _total([min(width, _NARROW) for width in widths], gap) > out.width or len(cells) > _MOST_FOLDED:
+    columns = [[*name.split("\n"), *(row[i] for row in cells)] for i, name in enumerate(names)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    words = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in columns]
+    least = [min(width, max(_NARROW, min(word, _WORD))) for width, word in zip(widths, words, strict=True)]
+    gap = 2 if _total(least) <= out.width else 1
+    if _total(least, gap) > out.width:
         return False
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
-    for name, broken, width in zip(header, names, widths, strict=True):
+    for name, broken, width, narrowest in zip(header, names, widths, least, strict=True):
         side: Literal["left", "right"] = "right" if name in right else "left"
-        table.add_column(broken, justify=side, overflow="fold", no_wrap=width <= _NARROW)
+        fits = width <= narrowest
+        table.add_column(broken, justify=side, overflow="fold", no_wrap=fits, min_width=narrowest)
     for row in cells:
         table.add_row(*map(Text, row))
     out.print(table)

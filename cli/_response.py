@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rollout_log.cli._output import console, safe
 from rollout_log.cli._tokenizer import Decode, pieces
+from rollout_log.counting import several
 from rollout_log.fold import Rollout
 from rollout_log.response import Choice, Origin, Run
 
@@ -47,7 +48,7 @@ def print_prompt(token_ids: Sequence[int], decode: Decode | None) -> None:
     from rich.text import Text
 
     out = console()
-    out.print(f"prompt, {len(token_ids):,} tokens", style="bold")
+    out.print(f"prompt, {several(len(token_ids), 'token')}", style="bold")
     if token_ids:
         shown = decode(token_ids) if decode else " ".join(map(str, token_ids))
         _print_behind_bar(Text(safe(shown, keep="\n")))
@@ -60,7 +61,7 @@ def print_response(rollout: Rollout, choice: Choice, decode: Decode | None) -> N
     out = console()
     known = [logprob for logprob in choice.logprobs if not math.isnan(logprob)]
     mean = f", mean log-prob {sum(known) / len(known):.3f}" if known else ""
-    out.print(f"response, {len(choice.token_ids):,} tokens{mean}", style="bold")
+    out.print(f"response, {several(len(choice.token_ids), 'token')}{mean}", style="bold")
     if out.is_terminal and not out.no_color and choice.token_ids:
         legend = Text("probability")
         for label, style in _LEGEND:

@@ -24,6 +24,7 @@ from rollout_log.cli._output import console, print_json, print_table, safe
 from rollout_log.cli._tokenizer import Decode
 from rollout_log.cli.show import sample_view, tokenizer_for
 from rollout_log.comparison import Comparison, Difference, Side, compare
+from rollout_log.counting import several
 from rollout_log.sources import open_source
 from rollout_log.view import RequestView, SampleView
 
@@ -103,9 +104,9 @@ def _print_tokens(
 ) -> None:
     out = console()
     if at is None:
-        out.print(f"{what}: the same {len(a):,} tokens")
+        out.print(f"{what}: the same {several(len(a), 'token')}")
         return
-    out.print(f"{what}: the first {at.position:,} tokens are the same, then", style="bold red")
+    out.print(f"{what}: the same for {several(at.position, 'token')}, then", style="bold red")
     start = max(at.position - _CONTEXT, 0)
     for name, ids in (("a", a), ("b", b)):
         part = ids[start : at.position + _CONTEXT]
@@ -124,7 +125,7 @@ def _marked(token_ids: list[int], at: int) -> str:
 def _print_logprobs(found: Comparison) -> None:
     logprobs = found.logprobs
     if not logprobs.differing:
-        shown = f"the same for {logprobs.compared:,} tokens"
+        shown = f"the same for {several(logprobs.compared, 'token')}"
     else:
         shown = (
             f"{logprobs.differing:,} of {logprobs.compared:,} differ, by {logprobs.mean:.3g} on average and "

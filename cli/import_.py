@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import several
+from rollout_log.counting import several
 from rollout_log.fixture import import_samples
 from rollout_log.log import Log
 from rollout_log.sources import open_source

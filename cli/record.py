@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._output import safe
+from rollout_log.counting import several
 from rollout_log.log import Durability, Log
 from rollout_log.record.proxy import serve_proxy
 
@@ -50,10 +51,11 @@ def run(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--upstream") from error
     counters = writer.counters
-    print(f"wrote {counters.events:,} events, {counters.bytes:,} bytes of blocks")
+    print(f"wrote {several(counters.events, 'event')}, {several(counters.bytes, 'byte')} of blocks")
     if counters.dropped_requests or counters.dropped_events:
         print(
-            f"not recorded: {counters.dropped_requests:,} requests, {counters.dropped_events:,} other events"
+            f"not recorded: {several(counters.dropped_requests, 'request')}, "
+            + several(counters.dropped_events, "other event")
         )
 
 

@@ -18,6 +18,7 @@ import typer
 from rollout_log.cli._arguments import Json
 from rollout_log.cli._output import print_facts, print_json
 from rollout_log.cli._progress import progress
+from rollout_log.counting import several
 from rollout_log.recovery import Recovery, recover
 
 
@@ -35,12 +36,13 @@ def run(
     else:
         print_facts(
             {
-                "read": f"{found.files:,} files, {found.bytes:,} bytes",
-                "unreadable": f"{found.unreadable_bytes:,} bytes",
-                "broken": f"{found.broken:,} blocks or chunks",
-                "recovered": f"{found.samples:,} samples, {found.events:,} events",
+                "read": f"{several(found.files, 'file')}, {several(found.bytes, 'byte')}",
+                "unreadable": f"{several(found.unreadable_bytes, 'byte')}",
+                "broken": f"{found.broken:,} of the blocks and chunks",
+                "recovered": f"{several(found.samples, 'sample')}, {several(found.events, 'event')}",
                 "of them damaged": f"{found.damaged_samples:,} ({found.nameless_samples:,} without a key)",
-                "lost": f"{found.lost_events:,} events, {found.lost_samples:,} samples, as far as is known",
+                "lost": f"{several(found.lost_events, 'event')} and {several(found.lost_samples, 'sample')}, "
+                "as far as is known",
             }
         )
     if found.broken or found.unreadable_bytes or found.lost_events or found.lost_samples:

@@ -29,12 +29,13 @@ import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import console, print_json, safe, several
+from rollout_log.cli._output import console, print_json, safe
 from rollout_log.cli._progress import progress
 from rollout_log.cli._times import clock, duration, parse_time
 from rollout_log.cli._tokenizer import Decode
 from rollout_log.cli.ls import STATUSES, status_of
 from rollout_log.cli.show import print_sample, sample_view, tokenizer_for
+from rollout_log.counting import several
 from rollout_log.errors import SampleNotFound
 from rollout_log.fold import Rollout, fold
 from rollout_log.log import Entry, LogReader
@@ -201,7 +202,7 @@ def _show_at(
         print_json(sample_view(rollout, entry.ref, decode))
         return
     last = f"event {events[-1][0]}, {type(events[-1][1]).__name__}" if events else "nothing yet"
-    console().print(f"as of {last}, of {entry.summary.events} events", style="bold")
+    console().print(f"as of {last}, of {several(entry.summary.events, 'event')}", style="bold")
     print_sample(rollout, entry.ref, decode)
 
 

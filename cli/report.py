@@ -18,10 +18,10 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import several
 from rollout_log.cli._progress import progress
 from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.cli.show import tokenizer_for
+from rollout_log.counting import several
 from rollout_log.errors import RolloutLogError, SampleNotFound
 from rollout_log.export.report import Report, by_interest
 from rollout_log.export.samples import Decode
@@ -53,8 +53,8 @@ def run(
     print(f"rollout-log: {size}, with {several(len(entries), 'sample')}", file=sys.stderr)
     if page.left_out:
         print(
-            f"rollout-log: {page.left_out:,} of {len(entries):,} samples are drawn WITHOUT THEIR TOKENS: "
-            f"the page has reached {max_mb} MB; --max-mb raises that",
+            f"rollout-log: {page.left_out:,} of {several(len(entries), 'sample')} are drawn WITHOUT THEIR "
+            f"TOKENS: the page has reached {max_mb} MB; --max-mb raises that",
             file=sys.stderr,
         )
 

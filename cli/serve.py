@@ -26,7 +26,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from rollout_log.cli._output import safe, several
+from rollout_log.cli._output import safe
+from rollout_log.counting import several
 from rollout_log.replay.desk import pace_of
 from rollout_log.replay.faults import Faults
 from rollout_log.replay.matching import Report

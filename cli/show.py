@@ -25,6 +25,7 @@ from rollout_log.cli._output import print_facts, print_json, print_table, safe
 from rollout_log.cli._response import print_prompt, print_response
 from rollout_log.cli._times import clock, duration
 from rollout_log.cli._tokenizer import Decode, TokenizerNotFound, load_tokenizer
+from rollout_log.counting import several
 from rollout_log.errors import SampleNotFound
 from rollout_log.fold import Rollout
 from rollout_log.log import Ref
@@ -115,10 +116,10 @@ def _print_facts(rollout: Rollout, ref: Ref) -> None:
         "reward": to_json(closed.reward) if closed and closed.reward is not None else None,
         "began": clock(opened.opened_unix_ns) if opened else None,
         "events": rollout.events,
-        "thrown away": f"{rollout.discarded:,} tokens" if rollout.discarded else None,
+        "thrown away": several(rollout.discarded, "token") if rollout.discarded else None,
     }
     if opened and opened.continues:
-        facts["continues"] = f"life {opened.continues[0]}, from its first {opened.continues[1]:,} tokens"
+        facts["continues"] = f"life {opened.continues[0]}, after {several(opened.continues[1], 'token')}"
     print_facts({name: value for name, value in facts.items() if value is not None})
 
 
@@ -142,6 +143,7 @@ def _print_requests(rollout: Rollout) -> None:
             for request in rollout.requests
         ),
         right=["request", "base", "step", "HTTP", "tokens", "first token", "took"],
+        spare=["first token", "took", "step", "HTTP"],
     )
 
 

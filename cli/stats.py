@@ -17,8 +17,9 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._arguments import Json, LogPath
-from rollout_log.cli._output import print_facts, print_json, several
+from rollout_log.cli._output import print_facts, print_json
 from rollout_log.cli._times import clock, duration
+from rollout_log.counting import several
 from rollout_log.sources import open_source
 from rollout_log.statistics import Distribution, Moment, Statistics, measure
 

@@ -51,11 +51,9 @@ def run(log: LogPath, json: JsonLines = False) -> None:
     runs = len({step.run for step in steps}) > 1
     header = [*(["run"] if runs else []), *COLUMNS]
     rows = [[*([step.run] if runs else []), *_row(step)] for step in steps]
-    # What no step has anything of is left out.
-    shown = [i for i, name in enumerate(header) if name in {"run", "step"} or any(row[i] for row in rows)]
     print_table(
-        [header[i] for i in shown],
-        [[row[i] for i in shown] for row in rows],
+        header,
+        rows,
         right=[name for name, side in COLUMNS.items() if side == "right"],
         spare=["began", "took", "weights", "requests", "resumed from", "retries"],
     )

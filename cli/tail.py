@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollout_log.cli._arguments import JsonLines, LogPath
-from rollout_log.cli._output import console, print_json, safe, several
+from rollout_log.cli._output import console, print_json, safe
 from rollout_log.cli._times import clock, duration
+from rollout_log.counting import several
 from rollout_log.sources import open_source
 from rollout_log.watching import Glance, Happening, Watcher
 
@@ -76,7 +77,9 @@ def _write_lines(glance: Glance) -> None:
 def _line(happening: Happening) -> str:
     detail = f" ({safe(happening.detail)})" if happening.detail else ""
     when = clock(happening.unix_ns)[11:]
-    return f"{when} {safe(happening.name)} {safe(happening.what)}{detail}, {happening.tokens:,} tokens"
+    return (
+        f"{when} {safe(happening.name)} {safe(happening.what)}{detail}, {several(happening.tokens, 'token')}"
+    )
 
 
 def _show(watcher: Watcher, every: float, title: str) -> None:

@@ -21,7 +21,8 @@ import typer
 
 from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._folding import Folded, fold_all
-from rollout_log.cli._output import console, print_json, print_table, safe, several
+from rollout_log.cli._output import console, print_json, print_table, safe
+from rollout_log.counting import several
 from rollout_log.errors import LogDamaged
 from rollout_log.log.retention import Pruned
 from rollout_log.log.verify import Finding, Report, verify
@@ -169,7 +170,7 @@ def _print_problems(problems: list[SampleProblem]) -> None:
 
 def _conclusion(verdict: Verdict) -> str:
     if verdict.verdict == "damaged":
-        return f"damaged: {verdict.folded:,} of {verdict.samples:,} samples can be read"
+        return f"damaged: {verdict.folded:,} of {several(verdict.samples, 'sample')} can be read"
     if verdict.verdict == "problems":
         return f"the bytes are sound; {several(verdict.errors, 'sample')} with errors (`ls --problem error`)"
     return "clean: the bytes are sound, and no sample has an error"

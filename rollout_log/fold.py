@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.engines import Dialect, Frame, RequestInfo, Tokens, dialect_named
 from rollout_log.events import (
     Body,
@@ -133,7 +134,7 @@ class Rollout:
         found = list(self._noted)
         for older in self.requests:
             if older.late_deltas:
-                message = f"{older.late_deltas} frames came after a newer request"
+                message = f"{several(older.late_deltas, 'frame')} came after a newer request"
                 found.append(problem("late_delta", older.number, None, message))
         request = self.request
         if request is not None:
@@ -338,7 +339,8 @@ class Rollout:
 
     def _apply_unrecorded(self, event: Unrecorded) -> None:
         position = min(event.base, self.length)
-        self._note("log_gap", None, position, f"{len(event.token_ids)} tokens came while recording was off")
+        count = several(len(event.token_ids), "token")
+        self._note("log_gap", None, position, f"{count} came while recording was off")
         self._add(event.base, event.token_ids, Origin.UNRECORDED)
 
     def _apply_ended(self, event: Ended) -> None:
@@ -385,9 +387,8 @@ class Rollout:
             request = self.request
             finished = self.status_of(choice) in ("completed", "truncated")
             if finished and request is not None and base >= request.base:
-                self._note(
-                    "response_trimmed", request.number, base, f"the last {length - base} tokens were cut"
-                )
+                cut = several(length - base, "token")
+                self._note("response_trimmed", request.number, base, f"{cut} cut off its end")
             else:
                 self._note("prompt_mismatch", None, base, f"the next request differs from token {base} on")
         self._truncate(base)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.events import Cause, End
 from rollout_log.problems import Problem, problem
 from rollout_log.response import Choice
@@ -123,5 +124,5 @@ class Request(msgspec.Struct):
         whole = ended in ("finished", "aborted", "no_terminal") and self.how in ("eof", "cancelled")
         text_only = not self.tokens and any(choice.wire_text for choice in choices)
         if isinstance(counted, int) and whole and counted != self.tokens and not text_only:
-            message = f"the engine counts {counted} tokens, the stream has {self.tokens}"
+            message = f"the engine counts {several(counted, 'token')}, the stream has {self.tokens}"
             yield problem("usage_mismatch", self.number, self.base, message)

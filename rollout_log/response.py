@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.engines import VersionSpan
 from rollout_log.problems import Problem, problem
 
@@ -196,7 +197,7 @@ class Choice(msgspec.Struct):
         """Yield what is wrong with the tokens that are there now."""
         for run, start, end in self._without_logprobs():
             if run.request in wants_logprobs:
-                message = f"{end - start} tokens came without log-probs"
+                message = f"{several(end - start, 'token')} came without log-probs"
                 yield problem("missing_logprobs", run.request, start, message)
         yield from self._oddities()
         for run, span in self._assumed(dispatched):

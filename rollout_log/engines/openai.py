@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
 from rollout_log.engines.frame import Frame, RequestInfo
 from rollout_log.engines.wire import decode, object_in, request_info
@@ -86,7 +87,8 @@ def _read(answer: _Answer) -> Frame:
         if token_ids is None:
             logprobs = None  # log-probs of text belong to no id
         elif logprobs is not None and len(logprobs) > len(token_ids):
-            mismatch = f"{len(logprobs)} log-probs for {len(token_ids)} tokens of choice {wire.index}"
+            count = several(len(token_ids), "token")
+            mismatch = f"{several(len(logprobs), 'log-prob')} for {count} of choice {wire.index}"
         if wire.prompt_token_ids is not None and answer.prompt_token_ids is None:
             answer.prompt_token_ids = wire.prompt_token_ids
         message = wire.delta or wire.message

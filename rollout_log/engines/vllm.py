@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
 from rollout_log.engines.frame import Frame, RequestInfo, Tokens
 from rollout_log.engines.wire import Natural, TokenId, decode, object_in, request_info
@@ -133,9 +134,8 @@ def _read(answer: _Answer) -> Frame:
         if wire.logprobs is not None and wire.logprobs.content is not None:
             logprobs = [entry.logprob for entry in wire.logprobs.content]
             if len(logprobs) > len(token_ids or ()):
-                mismatch = (
-                    f"{len(logprobs)} log-probs for {len(token_ids or ())} tokens of choice {wire.index}"
-                )
+                count = several(len(token_ids or ()), "token")
+                mismatch = f"{several(len(logprobs), 'log-prob')} for {count} of choice {wire.index}"
         if wire.prompt_token_ids is not None and answer.prompt_token_ids is None:
             answer.prompt_token_ids = wire.prompt_token_ids
         choices.append(choice_of(wire, token_ids, logprobs, wire.text))

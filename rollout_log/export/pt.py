@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rollout_log.counting import several
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Closed
 from rollout_log.export.samples import Options, Sample, whole
@@ -67,8 +68,8 @@ def dump(samples: Iterable[Sample], step: int, *, evaluation: bool = False) -> J
     what = f"{'evaluation' if evaluation else 'step'} {step}"
     if not times:
         raise RolloutLogError(
-            f"no sample of {what} was closed as consumed ({left_out} others took part in it): the run "
-            f"has to use {_FLAGS[evaluation]}"
+            f"no sample of {what} was closed as consumed ({several(left_out, 'other')} took part in it): the "
+            f"run has to use {_FLAGS[evaluation]}"
         )
     if len(runs) > 1:
         raise RolloutLogError(f"{what} is in several runs, {', '.join(sorted(runs))}: read the log of one")

@@ -16,6 +16,7 @@ from pathlib import Path
 import lmdb
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.errors import RecordingFailed, RolloutLogError, SequenceConflict
 from rollout_log.events import Event, Requested, encode_events
 from rollout_log.log.pending import Part, summary_of, weigh
@@ -297,7 +298,7 @@ class Queue:
         self.counters.dropped_requests += requests
         self.counters.dropped_events += len(events) - requests
         if self._strict:
-            raise RecordingFailed(f"{self.path} did not take {len(events)} events: {why}")
+            raise RecordingFailed(f"{self.path} did not take {several(len(events), 'event')}: {why}")
         return False
 
     def _has(self, sample: int) -> bool:

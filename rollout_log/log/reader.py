@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.errors import LogDamaged, NotALog, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.block import Block
@@ -169,13 +170,14 @@ class LogReader:
         if found is None:
             keys = sorted({row.summary.key for row in self._rows()})
             near = difflib.get_close_matches(name, keys, n=3, cutoff=0.4)
-            hint = f"; the nearest: {', '.join(map(repr, near))}" if near else f"; it has {len(keys)} keys"
+            count = several(len(keys), "key")
+            hint = f"the nearest: {', '.join(map(repr, near))}" if near else f"it has {count}"
             where = ", ".join(str(log) for log in self.logs[:3])
             pruned = self.pruned()
             gone = (
-                f"; {len(pruned)} segments were pruned, and what was in them alone is gone" if pruned else ""
+                f"; {several(len(pruned), 'segment')} pruned, with what was in there alone" if pruned else ""
             )
-            raise SampleNotFound(f"no sample {name!r} in {where}{hint}{gone}")
+            raise SampleNotFound(f"no sample {name!r} in {where}; {hint}{gone}")
         return found
 
     def pruned(self) -> list[Pruned]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from rollout_log.counting import several
 from rollout_log.engines import RequestInfo
 
 __all__ = ["Evidence", "evidence_of_finish"]
@@ -25,7 +26,7 @@ def evidence_of_finish(
     `tokens`: what this request generated. `text`: its text, where the caller can decode it.
     """
     if info.max_tokens is not None and len(tokens) >= info.max_tokens > 0:
-        return Evidence("length", f"all {info.max_tokens} tokens were generated")
+        return Evidence("length", f"the limit was {several(info.max_tokens, 'token')}")
     if not tokens:
         return None
     last = tokens[-1]

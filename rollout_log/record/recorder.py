@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from rollout_log.counting import several
 from rollout_log.engines import RequestInfo, dialect_for
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Cause, Closed
@@ -120,8 +121,8 @@ class Recorder:
                 )
             if attempt >= self._backoff.tries:
                 raise GenerationFailed(
-                    f"sample {exchange.key!r}: given up after {attempt + 1} requests, the last ended in "
-                    f"{verdict.reason}. Is the engine at {safe_url(call.url)} up?",
+                    f"sample {exchange.key!r}: given up after {several(attempt + 1, 'request')}, the last "
+                    f"ended in {verdict.reason}. Is the engine at {safe_url(call.url)} up?",
                     rollout,
                 )
             fruitless = 0 if request.tokens else fruitless + 1

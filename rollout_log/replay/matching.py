@@ -399,4 +399,5 @@ def _describe(search: _Search, count: int) -> str:
         return f"the recording for {what} is being served to another request"
     if search.nearest is not None:
         return f"no recording of {what}; the nearest is {search.nearest}: {search.difference}"
-    return f"no recording of {what}; " + (search.difference or f"none of the {count} samples is like it")
+    why = search.difference or f"none of the {count:,} recorded is like it"
+    return f"no recording of {what}; {why}"

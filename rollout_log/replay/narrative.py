@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.events import (
     Body,
     Closed,
@@ -198,7 +199,7 @@ class _Teller:
         if group is not None:
             took = (self._group_end - (group.time or 0)) / 1e6
             span = f" within {took:.2f} s" if took >= 0.01 else ""
-            frames = f" in {self._frames} frames" if self._frames > 1 else ""
+            frames = f" in {several(self._frames, 'frame')}" if self._frames > 1 else ""
             group.what = f"{_tokens(len(group.token_ids))}{frames}{span}"
             yield group
 
@@ -219,11 +220,12 @@ class _Teller:
             return [self._line(event.number, event.time, f"HTTP {event.status}, {kind}")]
         if isinstance(event, Body):
             ids = rollout.choice_or_first().token_ids[request.base if request else 0 :]
-            line = self._line(event.number, event.time, f"a body of {len(event.data):,} bytes")
+            line = self._line(event.number, event.time, f"a body of {several(len(event.data), 'byte')}")
             line.token_ids = ids
             return [line]
         if isinstance(event, Tail) and event.data.strip(b"\r\n"):
-            return [self._line(event.number, None, f"{len(event.data)} bytes of a frame that was cut")]
+            size = several(len(event.data), "byte")
+            return [self._line(event.number, None, f"{size} of a frame that was cut")]
         if isinstance(event, (Observed, Unrecorded)):
             who = "the environment adds" if isinstance(event, Observed) else "while recording was off came"
             line = self._line(None, None, f"{who} {_tokens(len(event.token_ids))}")
@@ -310,4 +312,4 @@ def _coded(request: Request) -> str:
 
 
 def _tokens(count: int) -> str:
-    return f"{count:,} token{'' if count == 1 else 's'}"
+    return several(count, "token")

@@ -32,7 +32,7 @@ def test_the_same_in_one_log(logs, call):
 def test_one_key_in_two_logs(logs, call):
     result = call("diff", logs[0], "k", "--in", logs[1])
     assert result.code == 1
-    at = result.lines.index("response: the first 3 tokens are the same, then")
+    at = result.lines.index("response: the same for 3 tokens, then")
     assert result.lines[at + 1 : at + 3] == ["  a  1 2 3 [4] 5", "  b  1 2 3 [6]"]
     assert "log-probs: 1 of 3 differ, by 0.0833 on average and 0.25 at token 2" in result.lines
     found = call("diff", logs[0], "k", "--in", logs[1], "--json").json

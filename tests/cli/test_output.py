@@ -89,8 +89,8 @@ def test_a_table_reads_no_markup_and_is_not_folded_off_a_terminal(capsys):
     "case",
     [
         ("ls", 200, ""),
-        ("ls", 80, "began"),
-        ("ls", 60, "began, weights, requests"),
+        ("ls", 80, ""),
+        ("ls", 60, "began, weights"),
         ("steps", 80, "began, took, weights, requests, resumed from"),
     ],
 )
@@ -103,3 +103,26 @@ def test_on_a_narrow_terminal_columns_are_left_out(case, run_log, call, terminal
     said = f"rollout-log: left out, for a terminal this narrow: {left_out} (--json has all)\n"
     assert result.err == (said if left_out else "")
     assert not set(left_out.split(", ")) & set(" ".join(lines[:3]).split())
+
+
+def test_a_column_without_anything_is_left_out(capsys):
+    output.print_table(["key", "step", "tokens"], [["a", "", 7], ["b", None, 0]], right=["step", "tokens"])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["key", "tokens"],
+        ["a", "7"],
+        ["b", "0"],
+    ]
+    output.print_table(["key", "step"], [])
+    assert capsys.readouterr().out == "key  step\n"
+
+
+def test_a_word_is_not_cut_unless_it_is_very_long(capsys, terminal):
+    terminal(50)
+    rows = [["a-key-of-20-letters-0", "version_assumed 1, no_terminal 3", "x" * 40]]
+    output.print_table(["key", "problems", "detail"], rows)
+    words = capsys.readouterr().out.split()
+    assert {"a-key-of-20-letters-0", "version_assumed", "no_terminal"} <= set(words)
+    output.print_table(["key", "problems"], [["k" * 60, "version_assumed 1, no_terminal 3"]])
+    out = capsys.readouterr().out
+    assert "version_assumed" in out
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", out).splitlines())) <= 50

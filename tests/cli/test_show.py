@@ -98,7 +98,7 @@ def test_a_retry_and_its_reason(run_log, call):
     assert any(row[:7] == ["0", "first", "0", "1", "200", "reset", "1"] for row in rows)
     assert any(row[:7] == ["1", "retry", "0", "1", "200", "finished", "2"] for row in rows)
     assert "peer went away" in "\n".join(lines)
-    assert any(row == ["thrown", "away", "1", "tokens"] for row in rows)
+    assert any(row == ["thrown", "away", "1", "token"] for row in rows)
 
 
 def test_a_failed_sample_says_what_the_engine_said(run_log, call):

@@ -123,7 +123,7 @@ def test_in_a_pipe_it_is_a_line_a_happening_until_it_is_told_to_end(tmp_path, en
             stop.set()
             thread.join()
             assert "two\\nlines\\x1b[2J" in plain[0]
-            assert plain[0].endswith(" aborted (abort), 1 tokens\n")
+            assert plain[0].endswith(" aborted (abort), 1 token\n")
             happening = msgspec.json.decode(as_json[0], type=Happening)
             assert happening.name.startswith(hostile)
             assert (happening.what, happening.tokens) == ("aborted", 1)

@@ -45,7 +45,7 @@ def test_text_tokens_give_no_ids_and_so_no_log_probs(tokens: list[str | None]) -
 def test_more_log_probs_than_tokens_are_a_mismatch() -> None:
     logprobs = {"tokens": ["a", "b"], "token_logprobs": [-0.5, -0.25]}
     said = frame(choices=[{"logprobs": logprobs, "token_ids": [1]}])
-    assert said.length_mismatch == "2 log-probs for 1 tokens of choice 0"
+    assert said.length_mismatch == "2 log-probs for 1 token of choice 0"
     assert said.choices[0].token_ids == [1]
 
 

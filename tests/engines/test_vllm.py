@@ -44,7 +44,7 @@ def test_fewer_log_probs_than_tokens_belong_to_the_first() -> None:
 def test_more_log_probs_than_tokens_are_a_mismatch_and_all_missing() -> None:
     content = [{"logprob": -0.5}, {"logprob": -0.25}]
     said = frame(choices=[{"index": 3, "token_ids": [1], "logprobs": {"content": content}}])
-    assert said.length_mismatch == "2 log-probs for 1 tokens of choice 3"
+    assert said.length_mismatch == "2 log-probs for 1 token of choice 3"
     assert said.choices[0].token_ids == [1]
     assert said.choices[0].logprobs is not None
     assert [math.isnan(value) for value in said.choices[0].logprobs] == [True]

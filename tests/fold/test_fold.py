@@ -140,7 +140,7 @@ def test_deltas_of_an_older_request_are_counted_and_never_appended() -> None:
     assert rollout.requests[0].late_deltas == 1
     late = [problem for problem in rollout.problems if problem.code == "late_delta"]
     assert [(problem.request, problem.message) for problem in late] == [
-        (0, "1 frames came after a newer request")
+        (0, "1 frame came after a newer request")
     ]
 
 

@@ -84,7 +84,7 @@ def test_a_name_that_leads_nowhere_names_the_nearest(path, add):
     with LogReader.open(path) as reader:
         with pytest.raises(SampleNotFound, match=r"nearest: 'step-3/prompt-17/0', 'step-3/prompt-18/0'$"):
             reader.find("step-3/prompt-17/1")
-        with pytest.raises(SampleNotFound, match="it has 3 keys"):
+        with pytest.raises(SampleNotFound, match="; it has 3 keys"):
             reader.find("zzz")
 
 

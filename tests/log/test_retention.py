@@ -75,7 +75,7 @@ def test_what_went_is_told_and_no_damage(old_log):
     with LogReader.open(old_log) as reader:
         assert [each.segment for each in reader.pruned()] == [1, 2]
         assert [number for number, _ in reader.events(reader.find("long"))] == [2, 3, 4]
-        with pytest.raises(SampleNotFound, match="2 segments were pruned"):
+        with pytest.raises(SampleNotFound, match="2 segments pruned"):
             reader.find("key-0")
 
 

@@ -180,7 +180,10 @@ def test_the_turn_of_an_agent():
         (ask(PROMPT, 5), "nearest is 'k' request 0: max_tokens is 5, recorded 4"),
         (ask(PROMPT, temperature=0.5), "nearest is 'k' request 0: temperature is 0.5, recorded 1.0"),
         (ask(PROMPT, top_p=0.9, temperature=1), "nearest is 'k' request 0: top_p is 0.9, recorded absent"),
-        (Asked.of("POST", "/generate", b"{}"), "no recording of /generate; none of the 1 samples is like it"),
+        (
+            Asked.of("POST", "/generate", b"{}"),
+            "no recording of /generate; none of the 1 recorded is like it",
+        ),
     ],
 )
 def test_a_miss_names_the_nearest_and_the_first_difference(asked, difference):

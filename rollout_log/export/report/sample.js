@@ -311,5 +311,5 @@ function describeLogprobs({ logprobs }) {
   if (!known.length) return "No log-probs";
   const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
   const lowest = known.reduce((low, value) => Math.min(low, value), 0);
-  return `Log-probs of ${count(known.length)} tokens: mean ${mean.toFixed(2)}, lowest ${lowest.toFixed(2)}`;
+  return `Log-probs of ${plural(known.length, "token")}: mean ${mean.toFixed(2)}, lowest ${lowest.toFixed(2)}`;
 }
