@@ -34,7 +34,7 @@ QUESTIONS = [f"Question {number}: what is free?" for number in range(8)]
 LENGTHS = [40, 300, 700, 50, 40, 500, 30, 30]
 """Of the responses to each; a step of two groups ends with its two shortest."""
 KILLED = 16
-KILLED_TOKENS = 800
+KILLED_TOKENS = 1500
 
 
 def length_of(sample: Sample) -> int:

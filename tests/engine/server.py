@@ -155,9 +155,20 @@ class Engine(Server):
 
     def kill_core(self) -> None:
         """Kill the process that computes (`kill -9`), and leave the one that serves HTTP alone."""
+        os.kill(self._core(), signal.SIGKILL)
+
+    def freeze_core(self) -> None:
+        """Stop the process that computes until it is thawed; it runs far ahead of the one that serves HTTP."""
+        os.kill(self._core(), signal.SIGSTOP)
+
+    def thaw_core(self) -> None:
+        """Let the process that computes go on."""
+        os.kill(self._core(), signal.SIGCONT)
+
+    def _core(self) -> int:
         assert self._guard is not None
         (core,) = (pid for pid in _descendants(self._guard.pid) if _name(pid).startswith("VLLM::EngineCor"))
-        os.kill(core, signal.SIGKILL)
+        return core
 
 
 class Router(Server):

@@ -11,10 +11,6 @@ from fixtures.scenes import SCENES
 pytestmark = pytest.mark.engine
 
 
-# Where in the stream the weights change depends on how fast the engine is.
-_SCENES = [pytest.param(name, marks=[pytest.mark.campaign] * (name == "weight-change")) for name in SCENES]
-
-
-@pytest.mark.parametrize("name", _SCENES)
+@pytest.mark.parametrize("name", SCENES)
 async def test_recording_it_again_gives_the_shipped_samples(name, engine, tmp_path):
     assert_same_samples(await record(name, engine, tmp_path))

@@ -68,7 +68,7 @@ async def test_a_generation_cut_and_resumed_equals_one_that_was_not(how, url, en
 
 async def test_kill_9_of_the_engine_loses_and_doubles_no_token(engine, router, client, tmp_path):
     requests = {
-        f"s{number}": body(prompt=PROMPT[: 3 + number], **GREEDY, max_tokens=700) for number in range(16)
+        f"s{number}": body(prompt=PROMPT[: 3 + number], **GREEDY, max_tokens=1500) for number in range(16)
     }
     answered = await asyncio.to_thread(ask_all, engine.url, list(requests.values()))
     lengths = dict.fromkeys(requests, 0)
