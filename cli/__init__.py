@@ -100,7 +100,8 @@ def _overview() -> str:
         "Usage: rollout-log VERB [ARGUMENTS]\n\n"
         "A flight recorder for RL rollouts: record token streams, look at them, play them back.\n\n"
         f"{verbs}\n\n"
-        "`rollout-log VERB --help` says more about one, with an example."
+        "`rollout-log VERB --help` says more about one, with an example.\n"
+        "Exit status: 0 where all is well; 1 where it is not, as a verb's help says; 2 for what cannot be."
     )
 
 

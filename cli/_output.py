@@ -136,6 +136,23 @@ def _total(widths: Sequence[int], gap: int = 2) -> int:
     return sum(widths) + gap * (len(widths) - 1)
 
 
+def print_hanging(head: str, text: str, *, flush: bool = False) -> None:
+    """Print a line; on a terminal what is too long goes on below, under where `text` begins."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    head, text = safe(head), safe(text)
+    out = console()
+    if not out.is_terminal or cell_len(head) + cell_len(text) <= out.width:
+        print(head + text, flush=flush)
+        return
+    grid = Table.grid()
+    grid.add_column(width=cell_len(head))
+    grid.add_row(Text(head), Text(text))
+    out.print(grid)
+
+
 def print_facts(facts: Mapping[str, object]) -> None:
     """Print names and values, a line each."""
     from rich.table import Table

@@ -106,7 +106,9 @@ def _print_tokens(
     if at is None:
         out.print(f"{what}: the same {several(len(a), 'token')}")
         return
-    out.print(f"{what}: the same for {several(at.position, 'token')}, then", style="bold red")
+    same = several(at.position, "token")
+    where = f"the same for {same}, then" if at.position else "different from the first token on"
+    out.print(f"{what}: {where}", style="bold red")
     start = max(at.position - _CONTEXT, 0)
     for name, ids in (("a", a), ("b", b)):
         part = ids[start : at.position + _CONTEXT]
@@ -124,7 +126,9 @@ def _marked(token_ids: list[int], at: int) -> str:
 
 def _print_logprobs(found: Comparison) -> None:
     logprobs = found.logprobs
-    if not logprobs.differing:
+    if not (logprobs.compared or logprobs.missing):
+        shown = "none to compare"
+    elif not logprobs.differing:
         shown = f"the same for {several(logprobs.compared, 'token')}"
     else:
         shown = (
@@ -149,4 +153,5 @@ def _print_requests(a: Side, b: Side) -> None:
             for number, (ours, theirs) in enumerate(itertools.zip_longest(a.requests, b.requests))
         ],
         right=["request", "a base", "a tokens", "b base", "b tokens"],
+        spare=["a base", "b base", "a cause", "b cause"],
     )

@@ -1,12 +1,17 @@
 """Write samples in another format: a fixture, a trace to look at, or a table.
 
-fixture: whole samples in one text file, which every verb and the pytest plugin read as they do a log;
-compressed where FILE ends in .gz or .zst. --redact leaves out what people and models wrote (text), what the
-trainer knew (metadata), or headers; token ids stay. perfetto: a trace for ui.perfetto.dev, with a track a
-sample. trace: vime's and slime's trace carrier, as .pt for their own timeline viewer, else as JSON. pt: the
-debug dump of one step, which --load-debug-rollout-data trains on again, or of its evaluation (takes torch).
-jsonl: a sample a line, as `show --json` has it. parquet: a row a sample, list columns (takes pyarrow).
-Without keys, --step, --status and --evaluation it is all samples.
+    fixture   whole samples as text, which every verb and the pytest plugin
+              read as they do a log; FILE.gz and FILE.zst are compressed
+    perfetto  a trace for ui.perfetto.dev, a track a sample
+    trace     vime's and slime's trace carrier: FILE.pt for their own timeline
+              viewer (takes torch), else JSON
+    pt        the debug dump of one step, for --load-debug-rollout-data, or of
+              its evaluation (takes torch)
+    jsonl     a sample a line, as `show --json` has it
+    parquet   a row a sample, list columns (takes pyarrow)
+
+Without keys, --step, --status and --evaluation it is all samples. --redact leaves out of a fixture what
+people and models wrote (text), what the trainer knew (metadata), or headers; token ids stay.
 
 Example:
 

@@ -79,6 +79,7 @@ def _print(gone: list[Pruned], dry_run: bool) -> None:
                 for each in gone
             ),
             right=["segment", "bytes", "samples"],
+            spare=["last written", "samples", "steps"],
         )
     verb = "would be deleted" if dry_run else "deleted"
     print(f"{several(len(gone), 'segment')} {verb}, {sum(each.bytes for each in gone):,} bytes")

@@ -29,7 +29,7 @@ import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import console, print_json, safe
+from rollout_log.cli._output import console, print_hanging, print_json, safe
 from rollout_log.cli._progress import progress
 from rollout_log.cli._times import clock, duration, parse_time
 from rollout_log.cli._tokenizer import Decode
@@ -120,13 +120,13 @@ def run(
 
 
 def _entries(reader: LogReader, keys: Sequence[str], step: int | None, status: str | None) -> list[Entry]:
-    found = list(reader.samples(step=step, status=status))
     if not keys:
-        return found
+        return list(reader.samples(step=step, status=status))
     refs = [arguments.find(reader, key) for key in keys]
     named = [Entry(reader.summary(ref), key, ref) for key, ref in zip(keys, refs, strict=True)]
     if step is None and status is None:
         return named
+    found = reader.samples(step=step, status=status)
     chosen = {(entry.ref.folder, entry.ref.ordinal) for entry in found}
     return [entry for entry in named if (entry.ref.folder, entry.ref.ordinal) in chosen]
 
@@ -155,7 +155,7 @@ def _tell(
     began = clock(entry.summary.opened_unix_ns)
     console().print(safe(title) + (f", began {began}" if began else ""), style="bold")
     for line in lines:
-        print(_shown(line, decode), flush=speed is not None)
+        print_hanging(*_shown(line, decode), flush=speed is not None)
 
 
 def _paced(lines: Iterable[Line], speed: float) -> Iterator[Line]:
@@ -168,12 +168,13 @@ def _paced(lines: Iterable[Line], speed: float) -> Iterator[Line]:
         yield line
 
 
-def _shown(line: Line, decode: Decode | None) -> str:
+def _shown(line: Line, decode: Decode | None) -> tuple[str, str]:
+    """Return when, and what."""
     if line.time == 0 and line.request is not None:
-        return f"  request {line.request}, {safe(line.what)}"
+        return f"  request {line.request}, ", line.what
     at = f"+{duration(line.time / 1e6)}" if line.time is not None else ""
     tokens = f"  {_tokens(line.token_ids, decode)}" if line.token_ids else ""
-    return f"    {at:>9}  {safe(line.what)}{tokens}"
+    return f"    {at:>9}  ", line.what + tokens
 
 
 def _tokens(token_ids: list[int], decode: Decode | None) -> str:
@@ -181,7 +182,7 @@ def _tokens(token_ids: list[int], decode: Decode | None) -> str:
     gap = len(token_ids) > len(head) + len(tail)
     if decode is not None:
         parts = [decode(token_ids)] if not gap else [decode(head), decode(tail)]
-        return safe(" … ".join(repr(part) for part in parts))
+        return " … ".join(repr(part) for part in parts)
     return " ".join([*map(str, head), *(["…"] if gap else []), *map(str, tail)])
 
 

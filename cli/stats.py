@@ -46,7 +46,7 @@ def _print(found: Statistics) -> None:
     facts: dict[str, str | None] = {
         "samples": f"{found.samples:,}" + (f": {statuses}" if statuses else ""),
         "requests": f"{found.requests:,}",
-        "tokens": f"{found.tokens:,}, and {found.discarded:,} thrown away",
+        "tokens": f"{found.tokens:,}" + (f", and {found.discarded:,} thrown away" if found.discarded else ""),
         "time": f"{clock(found.began_unix_ns)}, for {duration(_seconds(found))}"
         if found.began_unix_ns
         else None,

@@ -100,7 +100,7 @@ def prune(
     for candidate in sorted(_deletable(log, mine), key=lambda each: each.modified):
         reason = None
         if keep_bytes is not None and left > keep_bytes:
-            reason = f"the log had {left} bytes, and may have {keep_bytes}"
+            reason = f"the log had {left:,} bytes, and may have {keep_bytes:,}"
         elif before_unix_ns is not None and candidate.modified < before_unix_ns:
             reason = "it was older than asked for"
         known = _describe(candidate)

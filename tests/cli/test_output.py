@@ -126,3 +126,15 @@ def test_a_word_is_not_cut_unless_it_is_very_long(capsys, terminal):
     out = capsys.readouterr().out
     assert "version_assumed" in out
     assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", out).splitlines())) <= 50
+
+
+def test_a_long_line_goes_on_under_its_text(capsys, terminal):
+    output.print_hanging("  at 1 s  ", "said [red]a[/red] \x1b[1m word " + "after word " * 5)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    terminal(40)
+    output.print_hanging("  at 1 s  ", "said [red]a[/red] \x1b[1m word " + "after word " * 5)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith(r"  at 1 s  said [red]a[/red] \x1b[1m")
+    assert others
+    assert {line[:10] for line in others} == {" " * 10}
+    assert max(map(len, [first, *others])) <= 40
