@@ -158,7 +158,7 @@ class Engine(Server):
         os.kill(self._core(), signal.SIGKILL)
 
     def freeze_core(self) -> None:
-        """Stop the process that computes until it is thawed; it runs far ahead of the one that serves HTTP."""
+        """Stop the process that computes until it is thawed; it runs ahead of the one that serves HTTP."""
         os.kill(self._core(), signal.SIGSTOP)
 
     def thaw_core(self) -> None:
