@@ -227,7 +227,7 @@ _decode_any = msgspec.msgpack.Decoder(list[Any]).decode
 
 def encode_events(events: Sequence[Event]) -> bytes:
     """Encode consecutive events as one msgpack array of arrays."""
-    if any(type(event) is Unknown for event in events):
+    if Unknown in set(map(type, events)):
         return _encoder.encode([_plain(event) for event in events])
     return _encoder.encode(events)
 

@@ -30,6 +30,8 @@ COMPRESS_ABOVE = 512
 """Bytes. Above that a value soon leaves its leaf page for overflow pages of 4 kB, so smaller pays twice."""
 SPLIT_ABOVE = 64 << 10
 """Bytes of encoded events in one block; a single larger event is not split."""
+SPLIT_AT = 192
+"""Events in one block: with frames of usual size the bytes are right then, and nothing is encoded twice."""
 MOST_BYTES = 1 << 30
 """What a block may expand to: more than a writer's whole queue."""
 LEVEL = 1
@@ -80,6 +82,10 @@ def pack_blocks(
     writer: bytes, ordinal: int, first: int, events: Sequence[Event]
 ) -> Iterator[tuple[int, bytes]]:
     """Encode consecutive events as one or more blocks: pairs of first sequence and bytes."""
+    if len(events) > SPLIT_AT:
+        for start in range(0, len(events), SPLIT_AT):
+            yield from pack_blocks(writer, ordinal, first + start, events[start : start + SPLIT_AT])
+        return
     payload = _encode(events)
     if len(payload) > SPLIT_ABOVE and len(events) > 1:
         half = len(events) // 2

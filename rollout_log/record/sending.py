@@ -97,7 +97,8 @@ class _Sending:
             try:
                 async for chunk in response.aiter_raw():
                     burst.append(chunk)
-                    if stops is not None and stops():
+                    # Asked once a burst, as nothing else runs meanwhile that could change it.
+                    if len(burst) == 1 and stops is not None and stops():
                         self.take()
                         if not is_finished(self._rollout):
                             exchange.end("cancelled", "the run aborts")
