@@ -36,6 +36,14 @@ Handler = Callable[[Request, Responder], Awaitable[None]]
 
 MAX_HEAD = 64 << 10
 MAX_BODY = 256 << 20
+ARRIVAL_S = 60.0
+"""How long a request may take to arrive, and a second more for each …"""
+_LEAST_RATE = 100_000
+"""… bytes of it."""
+STALL_S = 600.0
+"""How long a client may leave its connection unused, or a response unread, before it counts as gone."""
+_REFUSAL_S = 5.0
+"""How long a client may take to read why it was refused."""
 
 _UNSENT = 0x894B  # SIOCOUTQNSD (Linux): bytes in the socket's send queue that have not left
 
@@ -63,15 +71,18 @@ async def serve(
     *,
     max_head: int = MAX_HEAD,
     max_body: int = MAX_BODY,
+    arrival_s: float = ARRIVAL_S,
+    stall_s: float = STALL_S,
     cancel: bool = True,
 ) -> AsyncIterator[Server]:
     """Serve until the block is left, which ends every handler and every connection.
 
     With `cancel`, a handler whose client hangs up is cancelled at once; without, it is told by
-    `responder.disconnected` alone. A client that closes its sending half counts as hung up.
+    `responder.disconnected` alone. A client that closes its sending half counts as hung up, and so does one
+    that reads nothing for `stall_s`.
     """
     connections: set[_Connection] = set()
-    limits = _Limits(max_head, max_body)
+    limits = _Limits(max_head, max_body, arrival_s, stall_s)
     listener = await asyncio.get_running_loop().create_server(
         lambda: _Connection(connections, handler, limits, cancel=cancel), host, port, backlog=2048
     )
@@ -98,6 +109,8 @@ async def serve(
 class _Limits:
     head: int
     body: int
+    arrival: float
+    stall: float
 
 
 class _Connection(asyncio.Protocol):
@@ -107,7 +120,7 @@ class _Connection(asyncio.Protocol):
         self, connections: set[_Connection], handler: Handler, limits: _Limits, *, cancel: bool
     ) -> None:
         self.task: asyncio.Task[None] | None = None
-        self.closed = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connections = connections
         self._handler = handler
         self._limits = limits
@@ -116,6 +129,9 @@ class _Connection(asyncio.Protocol):
         self._responder: Responder | None = None
         self._writable = asyncio.Event()
         self._deaf = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        """Of what the client is waited for: a request, or that it reads."""
         self._await_request(b"")
 
     # What asyncio calls
@@ -133,6 +149,9 @@ class _Connection(asyncio.Protocol):
             return
         self._parser.receive_data(data)
         if self.task is None:
+            if not self._arrived:
+                self._await_arrival()
+            self._arrived += len(data)
             self._parse()
             return
         self._ahead += len(data)
@@ -141,8 +160,10 @@ class _Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         self._hang_up()
+        self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
         self._hang_up()
         self._writable.set()
         self._connections.discard(self)
@@ -150,9 +171,12 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self._start_timer(self._limits.stall, self.abort)
 
     def resume_writing(self) -> None:
         self._writable.set()
+        if not self._transport.is_closing():
+            self._stop_timer()
 
     # Requests
 
@@ -161,8 +185,25 @@ class _Connection(asyncio.Protocol):
         self._head: h11.Request | None = None
         self._body = bytearray()
         self._ahead = 0
+        self._arrived = len(ahead)
         if ahead:
             self._parser.receive_data(ahead)
+            self._await_arrival()
+        else:
+            self._start_timer(self._limits.stall, self.close)
+
+    def _await_arrival(self) -> None:
+        """The first byte of a request is there; the last one is to come in time."""
+        self._arrives_since = self._loop.time()
+        self._start_timer(self._limits.arrival, self._check_arrival)
+
+    def _check_arrival(self) -> None:
+        allowed = self._limits.arrival + self._arrived / _LEAST_RATE
+        left = self._arrives_since + allowed - self._loop.time()
+        if left > 0:
+            self._start_timer(left, self._check_arrival)
+        else:
+            self._refuse(408, f"The request did not arrive within {allowed:.0f} s.")
 
     def _parse(self) -> None:
         try:
@@ -206,7 +247,7 @@ class _Connection(asyncio.Protocol):
         head = [("content-type", "text/plain"), ("content-length", length), ("connection", "close")]
         self.write(format_head(status, head) + body)
         self._transport.write_eof()
-        asyncio.get_running_loop().call_later(5, self.abort)
+        self._start_timer(_REFUSAL_S, self.abort)
 
     def _begin(self) -> None:
         head = cast("h11.Request", self._head)
@@ -218,8 +259,9 @@ class _Connection(asyncio.Protocol):
             http_version=f"HTTP/{head.http_version.decode('ascii')}",
         )
         self._body.clear()
+        self._stop_timer()
         responder = self._responder = Responder(self, request)
-        self.task = asyncio.get_running_loop().create_task(self._handle(request, responder))
+        self.task = self._loop.create_task(self._handle(request, responder))
         self.task.add_done_callback(lambda _: self._end(responder))
 
     async def _handle(self, request: Request, responder: Responder) -> None:
@@ -253,6 +295,15 @@ class _Connection(asyncio.Protocol):
             self._cancelled = True
             self.task.cancel()
 
+    def _start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(seconds, then)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     # What the responder calls
 
     def write(self, data: bytes) -> None:
@@ -265,7 +316,9 @@ class _Connection(asyncio.Protocol):
         await self._writable.wait()
 
     def close(self) -> None:
-        self._transport.close()
+        if not self._transport.is_closing():
+            self._start_timer(self._limits.stall, self.abort)  # what was written may still wait to be read
+            self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -277,7 +330,7 @@ class _Connection(asyncio.Protocol):
             return
         sock = self._transport.get_extra_info("socket")
         if tries and (self._transport.get_write_buffer_size() or _unsent(sock)):
-            asyncio.get_running_loop().call_later(0.001, self.reset, tries - 1)
+            self._loop.call_later(0.001, self.reset, tries - 1)
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
