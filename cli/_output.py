@@ -119,17 +119,26 @@ def _print_folded(out: Console, header: Sequence[str], cells: list[list[str]], r
     words = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in columns]
     least = [min(width, max(_NARROW, min(word, _WORD))) for width, word in zip(widths, words, strict=True)]
     gap = 2 if _total(least) <= out.width else 1
-    if _total(least, gap) > out.width:
+    room = out.width - _total(least, gap)
+    if room < 0:
         return False
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
-    for name, broken, width, narrowest in zip(header, names, widths, least, strict=True):
+    for name, broken, width in zip(header, names, _allot(widths, least, room), strict=True):
         side: Literal["left", "right"] = "right" if name in right else "left"
-        fits = width <= narrowest
-        table.add_column(broken, justify=side, overflow="fold", no_wrap=fits, min_width=narrowest)
+        table.add_column(broken, justify=side, overflow="fold", width=width)
     for row in cells:
         table.add_row(*map(Text, row))
     out.print(table)
     return True
+
+
+def _allot(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Give the columns that want more than the least what there is, most to those that are folded most."""
+    given = list(least)
+    for _ in range(min(room, sum(wanted) - sum(least))):
+        most = max(range(len(given)), key=lambda i: wanted[i] / max(given[i], 1))
+        given[most] += 1
+    return given
 
 
 def _total(widths: Sequence[int], gap: int = 2) -> int:

@@ -126,17 +126,17 @@ def _marked(token_ids: list[int], at: int) -> str:
 
 def _print_logprobs(found: Comparison) -> None:
     logprobs = found.logprobs
-    if not (logprobs.compared or logprobs.missing):
-        shown = "none to compare"
-    elif not logprobs.differing:
-        shown = f"the same for {several(logprobs.compared, 'token')}"
-    else:
-        shown = (
+    shown = []
+    if logprobs.differing:
+        shown.append(
             f"{logprobs.differing:,} of {logprobs.compared:,} differ, by {logprobs.mean:.3g} on average and "
             f"{logprobs.largest:.3g} at token {logprobs.largest_at:,}"
         )
-    missing = f"; {logprobs.missing:,} are missing on one side" if logprobs.missing else ""
-    print(f"log-probs: {shown}{missing}")
+    elif logprobs.compared:
+        shown.append(f"the same for {several(logprobs.compared, 'token')}")
+    if logprobs.missing:
+        shown.append(f"missing on one side for {several(logprobs.missing, 'token')}")
+    print(f"log-probs: {'; '.join(shown) or 'none to compare'}")
 
 
 def _print_requests(a: Side, b: Side) -> None:

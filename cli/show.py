@@ -161,20 +161,14 @@ def _print_choices(rollout: Rollout, ref: Ref) -> None:
 def _print_problems(problems: Sequence[Problem]) -> None:
     if not problems:
         return
+    worst_first = sorted(problems, key=lambda problem: _SEVERITY.index(problem.severity))
     print()
     print_table(
-        ["problem", "severity", "where", "what", "meaning for training"],
-        (
-            [
-                problem.code,
-                problem.severity,
-                _place(problem),
-                problem.message,
-                PROBLEMS[problem.code].meaning,
-            ]
-            for problem in sorted(problems, key=lambda problem: _SEVERITY.index(problem.severity))
-        ),
+        ["problem", "severity", "where", "what"],
+        ([problem.code, problem.severity, _place(problem), problem.message] for problem in worst_first),
     )
+    print("\nWhat it means for training:")
+    print_facts({problem.code: PROBLEMS[problem.code].meaning for problem in worst_first})
 
 
 _SEVERITY = ("error", "warning", "info")

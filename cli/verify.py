@@ -21,7 +21,7 @@ import typer
 
 from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._folding import Folded, fold_all
-from rollout_log.cli._output import console, print_json, print_table, safe
+from rollout_log.cli._output import console, print_facts, print_json, print_table, safe
 from rollout_log.counting import several
 from rollout_log.errors import LogDamaged
 from rollout_log.log.retention import Pruned
@@ -152,7 +152,7 @@ def _print_problems(problems: list[SampleProblem]) -> None:
     severities = ("error", "warning", "info")
     order = sorted(samples, key=lambda code: (severities.index(PROBLEMS[code].severity), code))
     print_table(
-        ["problem", "severity", "samples", "times", "for example", "meaning for training"],
+        ["problem", "severity", "samples", "times", "for example"],
         (
             [
                 code,
@@ -160,12 +160,13 @@ def _print_problems(problems: list[SampleProblem]) -> None:
                 f"{len(samples[code]):,}",
                 f"{counts[code]:,}",
                 next(iter(samples[code])),
-                PROBLEMS[code].meaning,
             ]
             for code in order
         ),
         right=["samples", "times"],
     )
+    print("\nWhat it means for training:")
+    print_facts({code: PROBLEMS[code].meaning for code in order})
 
 
 def _conclusion(verdict: Verdict) -> str:

@@ -223,10 +223,12 @@ class Choice(msgspec.Struct):
             if math.isnan(sum(part)):  # a sixth of looking at each
                 nulls = [i for i, x in enumerate(part, run.start) if math.isnan(x) and i not in silent]
                 if nulls:
-                    yield problem("null_logprob", run.request, nulls[0], f"{len(nulls)} log-probs are null")
+                    yield problem(
+                        "null_logprob", run.request, nulls[0], f"null for {several(len(nulls), 'token')}"
+                    )
             if SENTINEL_LOGPROB in part:
                 position = run.start + part.index(SENTINEL_LOGPROB)
-                message = f"{part.count(SENTINEL_LOGPROB)} log-probs are {SENTINEL_LOGPROB}"
+                message = f"{SENTINEL_LOGPROB} for {several(part.count(SENTINEL_LOGPROB), 'token')}"
                 yield problem("sentinel_logprob", run.request, position, message)
 
     def request_at(self, position: int) -> int | None:

@@ -59,7 +59,7 @@ def test_a_shorter_one_ends(tmp_path, call):
         writer.log.flush_sync()
     result = call("diff", tmp_path / "log", "long", "short")
     assert "  b  1 [end]" in result.lines
-    assert "log-probs: the same for 0 tokens; 1 are missing on one side" in result.lines
+    assert "log-probs: missing on one side for 1 token" in result.lines
 
 
 def test_what_cannot_be_compared(run_log, call):

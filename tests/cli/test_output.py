@@ -138,3 +138,20 @@ def test_a_long_line_goes_on_under_its_text(capsys, terminal):
     assert others
     assert {line[:10] for line in others} == {" " * 10}
     assert max(map(len, [first, *others])) <= 40
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_folding_loses_nothing_and_keeps_to_the_terminal(columns, capsys, terminal):
+    terminal(columns)
+    texts = [
+        "the engine sent null for these; ratios are undefined",
+        "request 0, token 12",
+        "b" * 70,
+        "warning",
+    ]
+    output.print_table(["what", "where", "name", "severity"], [texts])
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    for letter in set("".join(texts)) - {" "}:
+        assert out.count(letter) >= "".join(texts).count(letter)
+    if columns > 40:  # too narrow for four columns: lines are whole
+        assert max(map(len, out.splitlines())) <= columns
