@@ -18,8 +18,9 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._arguments import JsonLines, LogDirectory
-from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._output import print_json
 from rollout_log.cli._progress import progress
+from rollout_log.cli._table import print_table
 from rollout_log.counting import several
 from rollout_log.errors import RolloutLogError
 from rollout_log.log.archive import archive_folder, archive_path

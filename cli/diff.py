@@ -20,7 +20,8 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import console, print_json, print_table, safe
+from rollout_log.cli._output import console, print_json, safe
+from rollout_log.cli._table import print_table
 from rollout_log.cli._tokenizer import Decode
 from rollout_log.cli.show import sample_view, tokenizer_for
 from rollout_log.comparison import Comparison, Difference, Side, compare

@@ -22,7 +22,8 @@ import typer
 
 from rollout_log.cli import steps as steps_verb
 from rollout_log.cli._arguments import JsonLines, LogPath, say_nothing
-from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._output import print_json
+from rollout_log.cli._table import print_table
 from rollout_log.cli._times import brief_clock, parse_time
 from rollout_log.listing import SampleLine, line
 from rollout_log.log import Entry

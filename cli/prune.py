@@ -18,7 +18,8 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._arguments import JsonLines, LogDirectory
-from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._output import print_json
+from rollout_log.cli._table import print_table
 from rollout_log.cli._times import brief_clock, parse_time
 from rollout_log.counting import several
 from rollout_log.log.directory import logs_at

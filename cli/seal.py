@@ -19,8 +19,9 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._arguments import JsonLines, LogDirectory
-from rollout_log.cli._output import print_json, print_table, safe
+from rollout_log.cli._output import print_json, safe
 from rollout_log.cli._progress import progress
+from rollout_log.cli._table import print_table
 from rollout_log.log.directory import is_live, logs_at, writers_of
 from rollout_log.log.keeper import Done, Plan, run_child
 

@@ -21,8 +21,9 @@ import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._output import print_facts, print_json, print_table, safe
+from rollout_log.cli._output import print_facts, print_json, safe
 from rollout_log.cli._response import print_prompt, print_response
+from rollout_log.cli._table import print_table
 from rollout_log.cli._times import clock, duration
 from rollout_log.cli._tokenizer import Decode, TokenizerNotFound, load_tokenizer
 from rollout_log.counting import several

@@ -14,7 +14,8 @@ Example:
 from __future__ import annotations
 
 from rollout_log.cli._arguments import JsonLines, LogPath, say_nothing
-from rollout_log.cli._output import print_json, print_table
+from rollout_log.cli._output import print_json
+from rollout_log.cli._table import print_table
 from rollout_log.cli._times import brief_clock, duration
 from rollout_log.sources import open_source
 from rollout_log.steps import StepView, by_step

@@ -21,7 +21,8 @@ import typer
 
 from rollout_log.cli._arguments import Json, LogPath
 from rollout_log.cli._folding import Folded, fold_all
-from rollout_log.cli._output import console, print_facts, print_json, print_table, safe
+from rollout_log.cli._output import console, print_facts, print_json, safe
+from rollout_log.cli._table import print_table
 from rollout_log.counting import several
 from rollout_log.errors import LogDamaged
 from rollout_log.log.retention import Pruned

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rollout_log.cli import _output as output
 from rollout_log.cli._output import safe
+from rollout_log.cli._table import print_table
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -75,9 +76,7 @@ def test_json_lines(capsys):
 
 
 def test_a_table_reads_no_markup_and_is_not_folded_off_a_terminal(capsys):
-    output.print_table(
-        ["key", "tokens"], [["[red]a[/red] :smile: \x1b[1m", 7], ["x" * 300, None]], right=["tokens"]
-    )
+    print_table(["key", "tokens"], [["[red]a[/red] :smile: \x1b[1m", 7], ["x" * 300, None]], right=["tokens"])
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split() == ["key", "tokens"]
     assert first.split("  ")[0] == r"[red]a[/red] :smile: \x1b[1m"
@@ -106,23 +105,23 @@ def test_on_a_narrow_terminal_columns_are_left_out(case, run_log, call, terminal
 
 
 def test_a_column_without_anything_is_left_out(capsys):
-    output.print_table(["key", "step", "tokens"], [["a", "", 7], ["b", None, 0]], right=["step", "tokens"])
+    print_table(["key", "step", "tokens"], [["a", "", 7], ["b", None, 0]], right=["step", "tokens"])
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["key", "tokens"],
         ["a", "7"],
         ["b", "0"],
     ]
-    output.print_table(["key", "step"], [])
+    print_table(["key", "step"], [])
     assert capsys.readouterr().out == "key  step\n"
 
 
 def test_a_word_is_not_cut_unless_it_is_very_long(capsys, terminal):
     terminal(50)
     rows = [["a-key-of-20-letters-0", "version_assumed 1, no_terminal 3", "x" * 40]]
-    output.print_table(["key", "problems", "detail"], rows)
+    print_table(["key", "problems", "detail"], rows)
     words = capsys.readouterr().out.split()
     assert {"a-key-of-20-letters-0", "version_assumed", "no_terminal"} <= set(words)
-    output.print_table(["key", "problems"], [["k" * 60, "version_assumed 1, no_terminal 3"]])
+    print_table(["key", "problems"], [["k" * 60, "version_assumed 1, no_terminal 3"]])
     out = capsys.readouterr().out
     assert "version_assumed" in out
     assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", out).splitlines())) <= 50
@@ -149,7 +148,7 @@ def test_folding_loses_nothing_and_keeps_to_the_terminal(columns, capsys, termin
         "b" * 70,
         "warning",
     ]
-    output.print_table(["what", "where", "name", "severity"], [texts])
+    print_table(["what", "where", "name", "severity"], [texts])
     out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     for letter in set("".join(texts)) - {" "}:
         assert out.count(letter) >= "".join(texts).count(letter)
