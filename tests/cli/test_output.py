@@ -116,7 +116,7 @@ def test_a_column_without_anything_is_left_out(capsys):
 
 
 def test_a_word_is_not_cut_unless_it_is_very_long(capsys, terminal):
-    terminal(50)
+    terminal(56)
     rows = [["a-key-of-20-letters-0", "version_assumed 1, no_terminal 3", "x" * 40]]
     print_table(["key", "problems", "detail"], rows)
     words = capsys.readouterr().out.split()
@@ -124,7 +124,7 @@ def test_a_word_is_not_cut_unless_it_is_very_long(capsys, terminal):
     print_table(["key", "problems"], [["k" * 60, "version_assumed 1, no_terminal 3"]])
     out = capsys.readouterr().out
     assert "version_assumed" in out
-    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", out).splitlines())) <= 50
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", out).splitlines())) <= 56
 
 
 def test_a_long_line_goes_on_under_its_text(capsys, terminal):
