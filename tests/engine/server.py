@@ -42,6 +42,7 @@ READY_S = 300.0
 """The longest a server may take until `/health` answers; an engine usually takes 20 to 35 s."""
 
 _GUARD = Path(__file__).with_name("guard.py")
+_PACE = Path(__file__).with_name("pace")
 _TAIL_LINES = 40
 
 
@@ -140,10 +141,13 @@ class Engine(Server):
             *("--dtype", "float32", "--max-model-len", "8192"),
             # A seed together with a prefill in chunks ends the CPU engine.
             *("--max-num-batched-tokens", "32768"),
+            # An engine that drafts takes no processors of logits.
+            *(() if "--speculative-config" in arguments else ("--logits-processors", "steady:Steady")),
             *arguments,
         ]
         environ = {
             **_environ(),
+            "PYTHONPATH": str(_PACE),
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /resume, /abort_requests, /sleep, /update_weight_version
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": "1",
@@ -156,14 +160,6 @@ class Engine(Server):
     def kill_core(self) -> None:
         """Kill the process that computes (`kill -9`), and leave the one that serves HTTP alone."""
         os.kill(self._core(), signal.SIGKILL)
-
-    def freeze_core(self) -> None:
-        """Stop the process that computes until it is thawed; it runs ahead of the one that serves HTTP."""
-        os.kill(self._core(), signal.SIGSTOP)
-
-    def thaw_core(self) -> None:
-        """Let the process that computes go on."""
-        os.kill(self._core(), signal.SIGCONT)
 
     def _core(self) -> int:
         assert self._guard is not None
