@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout_log.trainer.arrays import int32
 from rollout_log.trainer.host import Host, Unsupported
@@ -14,9 +16,10 @@ from rollout_log.trainer.session import Session, session_for
 from rollout_log.trainer.storable import storable
 from rollout_log.trainer.tally import METADATA, facts_of
 
-__all__ = ["generate_rollout", "older_life", "restore"]
+__all__ = ["generate_rollout", "older_life", "restore", "resumed_by"]
 
 _logger = logging.getLogger("rollout_log")
+_Rollout = TypeVar("_Rollout", bound=Callable[..., Any])
 
 
 def generate_rollout(
@@ -26,10 +29,27 @@ def generate_rollout(
     module = host.module(host.rollout)
     if module is None:
         raise Unsupported("this rollout function", f"{host.name}.{host.rollout} cannot be imported")
-    session = session_for(args)
-    if not evaluation:
-        _give_back(host, session, args, rollout_id, data_source)
-    return module.generate_rollout(args, rollout_id, data_source, evaluation=evaluation)
+    return resumed_by(host)(module.generate_rollout)(args, rollout_id, data_source, evaluation=evaluation)
+
+
+def resumed_by(host: Host) -> Callable[[_Rollout], _Rollout]:
+    """Return the decorator for a trainer's rollout functions, `f(args, rollout_id, data_source, evaluation)`.
+
+    Before its first training step, groups that a crash left unfinished go back to the data source.
+    """
+
+    def resumed(function: _Rollout) -> _Rollout:
+        @functools.wraps(function)
+        def rollout(
+            args: Any, rollout_id: int, data_source: Any, evaluation: bool = False, **more: Any
+        ) -> Any:
+            if not evaluation:
+                _give_back(host, session_for(args), args, rollout_id, data_source)
+            return function(args, rollout_id, data_source, evaluation=evaluation, **more)
+
+        return rollout  # type: ignore[return-value]  # the same signature, as `wraps` says
+
+    return resumed
 
 
 def _give_back(host: Host, session: Session, args: Any, rollout_id: int, data_source: Any) -> None:

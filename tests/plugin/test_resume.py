@@ -145,15 +145,22 @@ def test_steps_that_were_rolled_back_are_generated_anew(rig: Rig, log: Path, tmp
     assert {served.start for served in engine.served} == {0}
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "rollout_log.vime.generate_rollout",
+        "rollout_log.vime.resuming.vime.rollout.vllm_rollout.generate_rollout",
+    ],
+)
 def test_groups_of_the_buffer_are_given_back_whole(
-    rig: Rig, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    rig: Rig, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     crash(log, tmp_path / "checkpoints")
     engine, trainer = again(
         rig,
         tmp_path / "checkpoints",
         rollout_log_resume="continue",
-        rollout_function_path="rollout_log.vime.generate_rollout",
+        rollout_function_path=path,
     )
     with caplog.at_level(logging.INFO, "rollout_log"):
         samples = {sample.index: sample for sample in trainer.step(1)}
