@@ -2,8 +2,8 @@
 
 --rollout-function-path rollout_log.slime.resuming.my_package.my_module.my_rollout
 
-calls `my_package.my_module.my_rollout`; before its first training step, groups that a crash left go back to the
-data source, where the setting `rollout_log_resume` is `continue`.
+calls `my_package.my_module.my_rollout`; before its first training step, groups that a crash left go back to
+the data source, where the setting `rollout_log_resume` is `continue`.
 """
 
 from __future__ import annotations

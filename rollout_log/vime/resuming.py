@@ -2,15 +2,15 @@
 
 --rollout-function-path rollout_log.vime.resuming.my_package.my_module.my_rollout
 
-calls `my_package.my_module.my_rollout`; before its first training step, groups that a crash left go back to the
-data source, where the setting `rollout_log_resume` is `continue`.
+calls `my_package.my_module.my_rollout`; before its first training step, groups that a crash left go back to
+the data source, where the setting `rollout_log_resume` is `continue`.
 """
 
 from __future__ import annotations
 
-from rollout_log.vime.request import VIME
 from rollout_log.trainer.paths import offer
 from rollout_log.trainer.resuming import resumed_by
+from rollout_log.vime.request import VIME
 
 __all__: list[str] = []
 __path__: list[str] = []  # what comes below is made as it is asked for
