@@ -14,6 +14,7 @@ Pure: no IO, no clock, no knowledge of where events come from.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -36,6 +37,7 @@ from rollout_log.events import (
     Tail,
     Unrecorded,
 )
+from rollout_log.history import History
 from rollout_log.problems import Problem, problem
 from rollout_log.request import Outcome, Request, Status
 from rollout_log.response import Choice, Origin
@@ -65,7 +67,7 @@ class Rollout:
         self.unknown_events = 0
         self.discarded = 0
         """Tokens that were generated and thrown away by a later request's base."""
-        self._noted: list[Problem] = []
+        self.history = History()
         self._so_far: dict[int, int] = {}
         self._dialect: Dialect = dialect_named("")
 
@@ -97,9 +99,8 @@ class Rollout:
         """The trainer's step: where it closed the sample, else of the latest request, else of the start."""
         if self.closed is not None and self.closed.step is not None:
             return self.closed.step
-        steps = [request.step for request in self.requests if request.step is not None]
-        if steps:
-            return steps[-1]
+        if self.history.last_step is not None:
+            return self.history.last_step
         return self.opened.step if self.opened else None
 
     @property
@@ -131,23 +132,32 @@ class Rollout:
     @property
     def problems(self) -> list[Problem]:
         """Everything that is wrong or noteworthy, in order of discovery; severities in `problems`."""
-        found = list(self._noted)
+        found = self.history.problems.copy()
         for older in self.requests:
             if older.late_deltas:
                 message = f"{several(older.late_deltas, 'frame')} came after a newer request"
                 found.append(problem("late_delta", older.number, None, message))
-        request = self.request
-        if request is not None:
-            found += request.problems(self.choices.values())
-        wanting = {request.number for request in self.requests if request.wants_logprobs}
+        if self.request is not None:
+            found += self.request.problems(self.choices.values())
         for choice in self.choices.values():
-            found += choice.problems(wanting, self.dispatched)
+            found += choice.problems(self.history.wanting, self.dispatched)
         return found
+
+    def count_problems(self) -> Counter[str]:
+        """Count the same by code, looking at what the latest request brought alone."""
+        counts = Counter(self.history.counts)
+        if self.history.late:
+            counts["late_delta"] = self.history.late
+        if self.request is not None:
+            counts.update(each.code for each in self.request.problems(self.choices.values()))
+        for choice in self.choices.values():
+            counts += choice.count_problems(self.history.wanting, self.dispatched)
+        return counts
 
     @property
     def dispatched(self) -> dict[int, str]:
         """Weight version known at dispatch, by request number."""
-        return {request.number: request.weight_version for request in self.requests if request.weight_version}
+        return self.history.dispatched
 
     # How it moves
 
@@ -238,26 +248,27 @@ class Rollout:
         self._truncate(event.base)
         wanted = min(max(info.n, 1), _FORESEEN)
         first = self.choice_or_first()  # what the request repeats, so what all its choices begin with
+        first.settle(self.history.wanting, self.dispatched)
         self.choices = {i: first if i == first.index else first.branch(i) for i in range(wanted)}
         for choice in self.choices.values():
             choice.begin()
         self._so_far = dict.fromkeys(self.choices, 0)
         self._dialect = dialect
-        self.requests.append(
-            Request(
-                number=event.number,
-                base=event.base,
-                cause=event.cause,
-                dialect=event.dialect,
-                path=event.path,
-                step=event.step,
-                weight_version=event.weight_version,
-                sent_unix_ns=event.sent_unix_ns,
-                max_tokens=info.max_tokens,
-                n=wanted,
-                wants_logprobs=info.wants_logprobs,
-            )
+        request = Request(
+            number=event.number,
+            base=event.base,
+            cause=event.cause,
+            dialect=event.dialect,
+            path=event.path,
+            step=event.step,
+            weight_version=event.weight_version,
+            sent_unix_ns=event.sent_unix_ns,
+            max_tokens=info.max_tokens,
+            n=wanted,
+            wants_logprobs=info.wants_logprobs,
         )
+        self.history.begin(request, before)
+        self.requests.append(request)
 
     def _apply_responded(self, event: Responded) -> None:
         if (request := self._find(event.number)) is not None:
@@ -402,14 +413,16 @@ class Rollout:
 
     def _late(self, number: int, count: int = 1) -> None:
         if (request := self._find(number)) is not None:
+            self.history.late += not request.late_deltas
             request.late_deltas += count
 
     def _note(self, code: str, request: int | None, position: int | None, message: str) -> None:
-        self._noted.append(problem(code, request, position, message))
+        self.history.note(problem(code, request, position, message))
 
     def _settle(self, request: Request) -> None:
         """Freeze what the latest request's problems and end are, before another one takes its place."""
-        self._noted += request.problems(self.choices.values())
+        for each in request.problems(self.choices.values()):
+            self.history.note(each)
         request.ended = self.ended_of(request)
 
     def _check_budget(self, before: Request, event: Requested, info: RequestInfo) -> None:
@@ -429,7 +442,7 @@ class Rollout:
         twin.choices = {index: choice.copy() for index, choice in self.choices.items()}
         twin.requests = [msgspec.structs.replace(request) for request in self.requests]
         twin.marks = self.marks.copy()
-        twin._noted = self._noted.copy()
+        twin.history = self.history.copy()
         twin._so_far = self._so_far.copy()
         return twin
 

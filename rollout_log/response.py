@@ -7,9 +7,9 @@ weights) is kept as stretches, so that extending costs the same whether a frame 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
-from itertools import pairwise
 
 import msgspec
 
@@ -17,7 +17,7 @@ from rollout_log.counting import several
 from rollout_log.engines import VersionSpan
 from rollout_log.problems import Problem, problem
 
-__all__ = ["Choice", "Origin", "Run"]
+__all__ = ["Choice", "Origin", "Run", "Settled"]
 
 SENTINEL_LOGPROB = -9999.0
 """What vLLM sends for a log-prob of minus infinity."""
@@ -43,6 +43,30 @@ class Run(msgspec.Struct):
     end: int
 
 
+class Settled(msgspec.Struct):
+    """What is known for good of the tokens that were there when the latest request began.
+
+    Only truncating them changes it, so that a sample of many turns is judged turn by turn, not all of it
+    every time. No run, span or stretch crosses the end of what is settled.
+    """
+
+    length: int = 0
+    runs: int = 0
+    told: int = 0
+    absent: int = 0
+    problems: list[Problem] = []
+    counts: dict[str, int] = {}
+    """Of the problems, by code."""
+    versions: list[str] = []
+    """Weight versions in order, each where it differs from the one before."""
+
+    def copy(self) -> Settled:
+        """Return a copy that grows apart from this one."""
+        return msgspec.structs.replace(
+            self, problems=self.problems.copy(), counts=self.counts.copy(), versions=self.versions.copy()
+        )
+
+
 class Choice(msgspec.Struct):
     """One choice of n; positions count response tokens from 0."""
 
@@ -66,6 +90,7 @@ class Choice(msgspec.Struct):
     routed_experts_start: int = 0
     wire_text: list[str] = []
     """Text as the engine sent it, of the latest request only."""
+    settled: Settled = msgspec.field(default_factory=Settled)
 
     # Growing
 
@@ -92,7 +117,7 @@ class Choice(msgspec.Struct):
             self.logprobs += [math.nan] * (count - known)
             if origin is Origin.GENERATED:
                 self._miss(start + known, start + count)
-        if self.runs:
+        if len(self.runs) > self.settled.runs:
             last = self.runs[-1]
             if last.request == request and last.origin is origin:
                 last.end += count
@@ -108,7 +133,7 @@ class Choice(msgspec.Struct):
     def tell_version(self, version: str, start: int) -> None:
         """The engine says which weights made the tokens from `start` on."""
         end = len(self.token_ids)
-        if self.told:
+        if len(self.told) > self.settled.told:
             last = self.told[-1]
             if last.version == version and last.end == start:
                 self.told[-1] = VersionSpan(version, last.start, end)
@@ -117,7 +142,7 @@ class Choice(msgspec.Struct):
 
     def tell_spans(self, spans: Sequence[VersionSpan], base: int) -> None:
         """The engine says it for a whole request, counted from `base`; that goes before single frames."""
-        self.told = _cut(self.told, base)
+        self.told[self.settled.told :] = _cut(self.told[self.settled.told :], base)
         for span in spans:
             start, end = base + max(span.start, 0), min(base + span.end, len(self.token_ids))
             if start < end:
@@ -128,6 +153,8 @@ class Choice(msgspec.Struct):
         if base >= len(self.token_ids):
             return 0
         base = max(base, 0)
+        if base < self.settled.length:
+            self.settled = Settled()
         gone = sum(
             run.end - max(run.start, base)
             for run in self.runs
@@ -144,7 +171,7 @@ class Choice(msgspec.Struct):
         return gone
 
     def _miss(self, start: int, end: int) -> None:
-        if self.absent and self.absent[-1][1] == start:
+        if len(self.absent) > self.settled.absent and self.absent[-1][1] == start:
             start = self.absent.pop()[0]
         self.absent.append((start, end))
 
@@ -160,63 +187,63 @@ class Choice(msgspec.Struct):
 
     def weight_versions(self, dispatched: dict[int, str]) -> list[VersionSpan]:
         """Return who made which tokens: as told, else as known at dispatch (request number -> version)."""
-        spans: list[VersionSpan] = []
-        assumed = [span for _, span in self._assumed(dispatched)]
-        for span in sorted([*self.told, *assumed], key=lambda span: span.start):
-            if spans and spans[-1].version == span.version and spans[-1].end == span.start:
-                spans[-1] = VersionSpan(span.version, spans[-1].start, span.end)
-            else:
-                spans.append(span)
-        return spans
+        return _merge(self.told, _assumed(self.runs, self.told, dispatched))
 
-    def _assumed(self, dispatched: dict[int, str]) -> Iterator[tuple[Run, VersionSpan]]:
-        """Yield the generated runs of which the engine told nothing, with the version known at dispatch."""
-        told = sorted(self.told, key=lambda span: span.start)
-        at = 0
-        for run in self.runs:
-            while at < len(told) and told[at].end <= run.start:
-                at += 1
-            if run.origin is not Origin.GENERATED or run.request not in dispatched:
-                continue
-            if at == len(told) or told[at].start >= run.end:
-                yield run, VersionSpan(dispatched[run.request], run.start, run.end)
+    def settle(self, wants_logprobs: Collection[int], dispatched: dict[int, str]) -> None:
+        """A new request begins: judge what is new for good."""
+        settled, problems = self.settled, self._new_problems(wants_logprobs, dispatched)
+        for each in problems:
+            settled.problems.append(each)
+            settled.counts[each.code] = settled.counts.get(each.code, 0) + 1
+        settled.versions = self.versions(dispatched)
+        settled.length, settled.runs = len(self.token_ids), len(self.runs)
+        settled.told, settled.absent = len(self.told), len(self.absent)
 
-    def _without_logprobs(self) -> Iterator[tuple[Run, int, int]]:
-        """Yield the stretches of `absent`, cut where runs end."""
-        at = 0
-        for start, end in self.absent:
-            while at < len(self.runs) and self.runs[at].end <= start:
-                at += 1
-            here = at
-            while here < len(self.runs) and self.runs[here].start < end:
-                run = self.runs[here]
-                yield run, max(start, run.start), min(end, run.end)
-                here += 1
+    def versions(self, dispatched: dict[int, str]) -> list[str]:
+        """Return the weight versions in order, each where it differs from the one before."""
+        found = self.settled.versions.copy()
+        for span in self._new_spans(dispatched):
+            if not found or found[-1] != span.version:
+                found.append(span.version)
+        return found
 
-    def problems(self, wants_logprobs: set[int], dispatched: dict[int, str]) -> Iterator[Problem]:
-        """Yield what is wrong with the tokens that are there now."""
-        for run, start, end in self._without_logprobs():
+    def problems(self, wants_logprobs: Collection[int], dispatched: dict[int, str]) -> list[Problem]:
+        """Return what is wrong with the tokens that are there now."""
+        return [*self.settled.problems, *self._new_problems(wants_logprobs, dispatched)]
+
+    def count_problems(self, wants_logprobs: Collection[int], dispatched: dict[int, str]) -> Counter[str]:
+        """Count the same by code, looking at what is new alone."""
+        counts = Counter(self.settled.counts)
+        counts.update(each.code for each in self._new_problems(wants_logprobs, dispatched))
+        return counts
+
+    def _new_spans(self, dispatched: dict[int, str]) -> list[VersionSpan]:
+        runs, told = self.runs[self.settled.runs :], self.told[self.settled.told :]
+        return _merge(told, _assumed(runs, told, dispatched))
+
+    def _new_problems(self, wants_logprobs: Collection[int], dispatched: dict[int, str]) -> Iterator[Problem]:
+        runs, told = self.runs[self.settled.runs :], self.told[self.settled.told :]
+        for run, start, end in _cut_at_runs(self.absent[self.settled.absent :], runs):
             if run.request in wants_logprobs:
                 message = f"{several(end - start, 'token')} came without log-probs"
                 yield problem("missing_logprobs", run.request, start, message)
-        yield from self._oddities()
-        for run, span in self._assumed(dispatched):
+        yield from self._oddities(runs)
+        assumed = list(_assumed(runs, told, dispatched))
+        for run, span in assumed:
             message = f"version {span.version}, as known at dispatch"
             yield problem("version_assumed", run.request, span.start, message)
-        for before, after in pairwise(self.weight_versions(dispatched)):
-            if (
-                before.version.isdecimal()
-                and after.version.isdecimal()
-                and int(after.version) < int(before.version)
-            ):
-                message = f"version {after.version} after {before.version}"
-                yield problem("version_went_backwards", self.request_at(after.start), after.start, message)
+        before = self.settled.versions[-1] if self.settled.versions else ""
+        for span in _merge(told, assumed):
+            if before.isdecimal() and span.version.isdecimal() and int(span.version) < int(before):
+                message = f"version {span.version} after {before}"
+                yield problem("version_went_backwards", self.request_at(span.start), span.start, message)
+            before = span.version
 
-    def _oddities(self) -> Iterator[Problem]:
+    def _oddities(self, runs: Sequence[Run]) -> Iterator[Problem]:
         silent = set[int]()
-        for start, end in self.absent:
+        for start, end in self.absent[self.settled.absent :]:
             silent.update(range(start, end))
-        for run in self.runs:
+        for run in runs:
             if run.origin is not Origin.GENERATED:
                 continue
             part = self.logprobs[run.start : run.end]
@@ -248,6 +275,7 @@ class Choice(msgspec.Struct):
             absent=self.absent.copy(),
             sampling_mask=self.sampling_mask.copy(),
             wire_text=self.wire_text.copy(),
+            settled=self.settled.copy(),
         )
 
     def branch(self, index: int) -> Choice:
@@ -259,7 +287,7 @@ class Choice(msgspec.Struct):
     def inherit(self, length: int, dispatched: dict[int, str]) -> Choice:
         """Return the first `length` tokens as the beginning of a new life of the sample."""
         heir = self.copy()
-        heir.told = heir.weight_versions(dispatched)
+        heir.settled, heir.told = Settled(), heir.weight_versions(dispatched)
         heir.truncate(length)
         for run in heir.runs:
             if run.origin is not Origin.OBSERVED:
@@ -270,3 +298,42 @@ class Choice(msgspec.Struct):
 
 def _cut(spans: list[VersionSpan], base: int) -> list[VersionSpan]:
     return [VersionSpan(span.version, span.start, min(span.end, base)) for span in spans if span.start < base]
+
+
+def _assumed(
+    runs: Sequence[Run], told: Sequence[VersionSpan], dispatched: dict[int, str]
+) -> Iterator[tuple[Run, VersionSpan]]:
+    """Yield the generated runs of which the engine told nothing, with the version known at dispatch."""
+    told = sorted(told, key=lambda span: span.start)
+    at = 0
+    for run in runs:
+        while at < len(told) and told[at].end <= run.start:
+            at += 1
+        if run.origin is not Origin.GENERATED or run.request not in dispatched:
+            continue
+        if at == len(told) or told[at].start >= run.end:
+            yield run, VersionSpan(dispatched[run.request], run.start, run.end)
+
+
+def _merge(told: Sequence[VersionSpan], assumed: Iterable[tuple[Run, VersionSpan]]) -> list[VersionSpan]:
+    """Return spans in order, neighbours of one version as one."""
+    spans: list[VersionSpan] = []
+    for span in sorted([*told, *(span for _, span in assumed)], key=lambda span: span.start):
+        if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+            spans[-1] = VersionSpan(span.version, spans[-1].start, span.end)
+        else:
+            spans.append(span)
+    return spans
+
+
+def _cut_at_runs(stretches: Iterable[tuple[int, int]], runs: Sequence[Run]) -> Iterator[tuple[Run, int, int]]:
+    """Yield stretches of tokens, cut where runs end."""
+    at = 0
+    for start, end in stretches:
+        while at < len(runs) and runs[at].end <= start:
+            at += 1
+        here = at
+        while here < len(runs) and runs[here].start < end:
+            run = runs[here]
+            yield run, max(start, run.start), min(end, run.end)
+            here += 1

@@ -38,7 +38,7 @@ class Summary(msgspec.Struct, array_like=True, omit_defaults=False, gc=False):
     discarded: int = 0
     """Tokens that were generated and thrown away."""
     versions: list[str] = []
-    """Weight versions of the response, in order."""
+    """Weight versions of the response in order, each where it differs from the one before."""
     finish_reason: str | None = None
     trainer_status: str | None = None
     prompt_tokens: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import msgspec
 from hypothesis import given
@@ -27,6 +28,7 @@ from rollout_log.events import (
     encode_events,
 )
 from rollout_log.fold import Rollout, fold
+from rollout_log.response import Settled
 from rollout_log.view import view
 
 numbers = st.integers(0, 3)
@@ -147,3 +149,28 @@ def test_what_is_written_reads_back_as_the_same_sample(history: list[Event]) -> 
     again = decode_events(encode_events(history))
     assert again == history
     assert seen(fold(enumerate(again))) == seen(fold(enumerate(history)))
+
+
+def _numbered(history: list[Event]) -> list[Event]:
+    """Number the requests in order, as a recorder does."""
+    numbers = itertools.count()
+    return [
+        msgspec.structs.replace(event, number=next(numbers)) if isinstance(event, Requested) else event
+        for event in history
+    ]
+
+
+@given(histories.map(_numbered))
+def test_what_was_settled_is_what_a_look_at_everything_finds(history: list[Event]) -> None:
+    rollout = Rollout()
+    for event in history:
+        rollout.apply(event)
+        assert rollout.count_problems() == Counter(problem.code for problem in rollout.problems)
+        for choice in rollout.choices.values():
+            afresh = msgspec.structs.replace(choice, settled=Settled())
+            found = [one.problems(rollout.history.wanting, rollout.dispatched) for one in (choice, afresh)]
+            assert Counter(found[0]) == Counter(found[1])
+            spans = choice.weight_versions(rollout.dispatched)
+            assert choice.versions(rollout.dispatched) == [
+                version for version, _ in itertools.groupby(span.version for span in spans)
+            ]
