@@ -154,10 +154,12 @@ class LogReader:
         """Yield every sample's newest summary, in no order and without holding them: for counting."""
         for folder in self._folders():
             seen = set[int]()
-            for segment in reversed(self._of(folder)):
+            segments = self._of(folder)
+            for left, segment in zip(reversed(range(len(segments))), reversed(segments), strict=True):
                 for ordinal, summary in segment.summaries():
                     if ordinal not in seen:
-                        seen.add(ordinal)
+                        if left:  # the oldest is the last, and mostly the largest
+                            seen.add(ordinal)
                         yield summary
 
     def find(self, name: str) -> Ref:

@@ -179,16 +179,18 @@ class Segment:
                 transaction.cursor(db=self._environment.table(table)) as cursor,
             ):
                 there = cursor.set_range(start) if start else cursor.first()
-                while there and len(copied) < _ROWS_AT_ONCE and held < _BYTES_AT_ONCE:
-                    key, data = cursor.item()
-                    if not key.startswith(prefix):
+                for row in cursor.iternext() if there else ():
+                    if not row[0].startswith(prefix):
                         there = False
                         break
-                    copied.append((key, data))
-                    held += len(data)
-                    there = cursor.next()
+                    copied.append(row)
+                    held += len(row[1])
+                    if len(copied) == _ROWS_AT_ONCE or held >= _BYTES_AT_ONCE:
+                        break
+                else:
+                    there = False
             yield from copied
-            if not there or not copied:
+            if not there:
                 return
             start = copied[-1][0] + b"\0"
 
