@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import zstandard
 
+from rollout_log.columns.alike import Alike
 from rollout_log.columns.container import read_groups, write_group, write_groups
 from rollout_log.columns.layout import Group, Ints
 from rollout_log.columns.paths import Columns, Numbers
 from rollout_log.columns.planes import LEVEL, decode_ints, encode_ints, inflate
 from rollout_log.columns.reader import ColumnReader
-from rollout_log.columns.rendering import Branch
+from rollout_log.columns.rendering import render
 from rollout_log.columns.tree import Tree, grow
+from rollout_log.columns.values import Values
 from rollout_log.columns.writer import ColumnWriter
 from rollout_log.errors import LogDamaged
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Columns", "Numbers", "pack", "pack_ints", "read_columns", "unpack", "unpack_ints"]
+__all__ = ["Alike", "Columns", "Numbers", "pack", "pack_ints", "read_columns", "unpack", "unpack_ints"]
 
 GROUP = 1 << 24
 """Bytes of frames that are packed together; a longer frame is a group of its own."""
@@ -130,7 +132,7 @@ def _whole(frames: Sequence[bytes]) -> Tree:
 
 
 def _render(group: Group, streams: Sequence[bytes]) -> list[bytes]:
-    frames = Branch(group.root, group.frames, ColumnReader(group.columns, streams, group.size)).render()
+    frames = render(Values(group.root, group.frames, ColumnReader(group.columns, streams, group.size)))
     if sum(map(len, frames)) + len(frames) != group.size:
         raise LogDamaged("packed columns: the frames of a group are not as long as its header says")
     return frames

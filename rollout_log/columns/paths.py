@@ -8,8 +8,10 @@ from itertools import accumulate, chain
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
+from rollout_log.columns.alike import Alike, Stretches
 from rollout_log.columns.reader import ColumnReader
-from rollout_log.columns.rendering import Branch, gather, steps
+from rollout_log.columns.rendering import render
+from rollout_log.columns.values import Values, steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +39,11 @@ class Columns:
     """
 
     def __init__(self, groups: Sequence[tuple[Group, list[bytes]]]) -> None:
-        self._groups = groups
-        self._roots = [_root(*group) for group in groups]
+        self._roots = [
+            Values(group.root, group.frames, ColumnReader(group.columns, streams, group.size))
+            for group, streams in groups
+        ]
+        self._stretches = [Stretches(root) for root in self._roots]
 
     @property
     def frames(self) -> int:
@@ -55,10 +60,10 @@ class Columns:
         """Return the numbers at a path; None when there are none, or most scalars there are not numbers."""
         found: list[Numbers] = []
         for root in self._roots:
-            branch = _find(root, path)
-            if branch is None or not branch.n:
+            values = root.at(path)
+            if values is None or not values.n:
                 continue
-            numbers = branch.numbers()
+            numbers = values.numbers()
             if numbers is None:
                 return None
             found.append(_with_nan(*numbers))
@@ -68,40 +73,34 @@ class Columns:
         """Return how many values at `path` each frame has, or each value at the path `within` above it."""
         counts: list[int] = []
         for root in self._roots:
-            top = _find(root, within)
-            if top is None:
-                continue
-            below = top.descend(_rest(path.removeprefix(within)))
-            if below is None:
-                counts += [0] * top.n
-                continue
-            total: Sequence[int] | None = None
-            for branch, (_, place) in reversed(
-                list(zip([top, *(child for child, _ in below)], below, strict=False))
-            ):
-                total = gather(branch.counts(place), total)
-            counts += [1] * top.n if total is None else total
+            top = root.at(within)
+            if top is not None:
+                found = top.counts(path.removeprefix(within))
+                counts += [1] * top.n if found is None else found
         return counts
 
     def texts(self, path: str) -> list[bytes]:
         """Return the JSON text of each value at a path."""
-        branches = (_find(_root(*group), path) for group in self._groups)
-        return list(chain.from_iterable(branch.render() for branch in branches if branch is not None))
+        found = (root.at(path) for root in self._roots)
+        return list(chain.from_iterable(render(values) for values in found if values is not None))
 
+    def render(self, start: int, end: int) -> list[bytes]:
+        """Return some frames in a row."""
+        parts = (render(stretches.root.window(*cut)) for stretches, cut in self._cut(start, end))
+        return list(chain.from_iterable(parts))
 
-def _root(group: Group, streams: list[bytes]) -> Branch:
-    return Branch(group.root, group.frames, ColumnReader(group.columns, streams, group.size))
+    def alike(self, start: int, end: int) -> Iterator[Alike]:
+        """Yield some frames in a row, cut where they are not alike."""
+        for stretches, cut in self._cut(start, end):
+            yield from stretches.between(*cut)
 
-
-def _find(root: Branch, path: str) -> Branch | None:
-    below = root.descend(_rest(path))
-    if below is None:
-        return None
-    return below[-1][0] if below else root
-
-
-def _rest(path: str) -> str:
-    return path if path[:1] in {"", ".", "[", "{"} else "." + path
+    def _cut(self, start: int, end: int) -> Iterator[tuple[Stretches, tuple[int, int]]]:
+        for stretches in self._stretches:
+            n = stretches.root.n
+            if start < n and end > 0:
+                yield stretches, (max(start, 0), min(end, n))
+            start -= n
+            end -= n
 
 
 def _paths(node: Node, above: str) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
-from itertools import accumulate, repeat
+from itertools import accumulate, groupby, repeat
 from operator import sub
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,9 @@ from rollout_log.columns.layout import Ints, Plane
 from rollout_log.errors import LogDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["LEVEL", "decode_ints", "encode_ints", "inflate", "join", "little", "split"]
+__all__ = ["LEVEL", "decode_ints", "encode_ints", "in_a_row", "inflate", "join", "little", "split"]
 
 LEVEL = 19
 """Of zstd: packing is done once, in the background."""
@@ -100,7 +101,7 @@ def decode_ints(column: Ints, n: int, find: Callable[[Plane, int], bytes]) -> ar
     m = n - 1 if column.deltas else n
     if width == 0:
         if not column.deltas:
-            return array("q", [column.base]) * n
+            return array("B" if 0 <= column.base < 256 else "q", [column.base]) * n
         numbers: Iterable[int] = repeat(column.base, m)
     else:
         unsigned = join([find(plane, m) for plane in column.planes], _UNSIGNED[_size(width)], m)
@@ -112,3 +113,13 @@ def decode_ints(column: Ints, n: int, find: Callable[[Plane, int], bytes]) -> ar
         return array("q", accumulate(numbers, initial=column.start) if column.deltas else numbers)
     except OverflowError:
         raise LogDamaged("packed columns: an integer does not fit into 64 bits") from None
+
+
+_SAME = re.compile(rb"(.)\1*", re.DOTALL).finditer
+
+
+def in_a_row(numbers: array[int]) -> Iterator[tuple[int, int]]:
+    """Yield equal numbers in a row, with how many they are."""
+    if numbers.typecode == "B":
+        return ((found[1][0], found.end() - found.start()) for found in _SAME(numbers.tobytes()))
+    return ((number, len(list(same))) for number, same in groupby(numbers))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 from rollout_log.columns.layout import Column, Constant, Floats, Ints, Mapped, Patched, Plane, Strings, Texts
-from rollout_log.columns.planes import decode_ints, inflate, join
+from rollout_log.columns.planes import decode_ints, in_a_row, inflate, join
 from rollout_log.columns.printing import STYLES, find_number, print_floats, print_ints
 from rollout_log.errors import LogDamaged
 
@@ -26,16 +26,27 @@ class ColumnReader:
         self._columns = columns
         self._streams = streams
         self._limit = self._values = self._bytes = size
-        self._texts: dict[int, list[bytes] | bytes] = {}
+        self._texts: dict[tuple[int, int, int], list[bytes] | bytes] = {}
+        self._meanings: dict[int, dict[object, bytes]] = {}
         self._numbers: dict[int, array[int] | array[float]] = {}
         self._lengths: dict[int, int] = {}
 
-    def pay(self, values: int, size: int) -> None:
-        """Account for values and bytes before they are made: every value takes at least a byte of a frame."""
+    def pay_values(self, values: int) -> None:
+        """Account for values before they are made: every value takes at least a byte of a frame."""
         self._values -= values
-        self._bytes -= size
-        if self._values < 0 or self._bytes < 0:
+        if self._values < 0:
             raise LogDamaged("packed columns: a group holds more than its header says")
+
+    def pay_bytes(self, size: int) -> None:
+        """Account for bytes of frames before they are made."""
+        self._bytes -= size
+        if self._bytes < 0:
+            raise LogDamaged("packed columns: a group holds more than its header says")
+
+    def begin_rendering(self) -> None:
+        """Begin to make frames: all of them, or some once more."""
+        self._bytes = self._limit
+        self._texts.clear()
 
     def ints(self, number: int, n: int) -> array[int]:
         """Return an integer column."""
@@ -60,12 +71,25 @@ class ColumnReader:
             return self._plain(number, column, n), others
         return None
 
-    def texts(self, number: int, n: int) -> list[bytes] | bytes:
-        """Return a column's texts, or the one text of a constant column."""
+    def texts(self, number: int, n: int, start: int, end: int) -> list[bytes] | bytes:
+        """Return the texts `[start, end)` of a column, or the one text of a constant column."""
         column = self._column(number, n)
-        if number not in self._texts:
-            self._texts[number] = self._decode(number, column, n)
-        return self._texts[number]
+        key = number, start, end
+        if key not in self._texts:
+            self._texts[key] = self._decode(number, column, n, start, end)
+        return self._texts[key]
+
+    def changes(self, number: int, n: int) -> Sequence[int]:
+        """Return where in a column something else begins: any two numbers are alike, two texts are not."""
+        column = self._column(number, n)
+        if isinstance(column, (Constant, Ints, Floats)):
+            return ()
+        if isinstance(column, Patched) and isinstance(column.column, (Ints, Floats)):
+            return [at for place in self._patches(column, n) for at in (place, place + 1)]
+        if isinstance(column, Texts):
+            return list(accumulate(times for _, times in in_a_row(self._index(number, column, n))))[:-1]
+        texts = self.texts(number, n, 0, n)
+        return [at for at, (one, other) in enumerate(pairwise(texts), 1) if one != other]
 
     def _column(self, number: int, n: int) -> Column:
         if not 0 <= number < len(self._columns):
@@ -98,30 +122,38 @@ class ColumnReader:
                 self._numbers[number] = join(planes, _TYPECODES[size], n)
         return self._numbers[number]
 
-    def _decode(self, number: int, column: Column, n: int) -> list[bytes] | bytes:
+    def _decode(self, number: int, column: Column, n: int, start: int, end: int) -> list[bytes] | bytes:
         if isinstance(column, Constant):
             return column.text
         if isinstance(column, Ints):
-            return print_ints(self._plain(number, column, n))  # type: ignore[arg-type]
+            return print_ints(self._plain(number, column, n)[start:end])  # type: ignore[arg-type]
         if isinstance(column, Floats):
-            return print_floats(self._plain(number, column, n), column.style)
+            return print_floats(self._plain(number, column, n)[start:end], column.style)
         try:
             if isinstance(column, Texts):
                 strings = self._strings(column.texts, n)
-                return list(map(strings.__getitem__, decode_ints(column.index, n, self._find)))
+                return list(map(strings.__getitem__, self._index(number, column, n)[start:end]))
             if isinstance(column, Mapped):
-                return self._look_up(number, column, n)
+                return self._look_up(number, column, n, start, end)
         except (IndexError, KeyError):
             raise LogDamaged(f"packed columns: column {number} points to a text that is not there") from None
         if isinstance(column.column, Patched):
             raise LogDamaged(f"packed columns: column {number} is patched twice")
-        texts = self._decode(number, column.column, n)
-        texts = [texts] * n if isinstance(texts, bytes) else texts
+        texts = self._decode(number, column.column, n, start, end)
+        texts = [texts] * (end - start) if isinstance(texts, bytes) else texts
         for place, text in self._patches(column, n).items():
-            texts[place] = text
+            if start <= place < end:
+                texts[place - start] = text
         return texts
 
-    def _look_up(self, number: int, column: Mapped, n: int) -> list[bytes]:
+    def _index(self, number: int, column: Texts, n: int) -> array[int]:
+        if number not in self._numbers:
+            index = self._numbers[number] = decode_ints(column.index, n, self._find)
+            if n and min(index) < 0:
+                raise LogDamaged(f"packed columns: column {number} points to a text before the first")
+        return self._numbers[number]  # type: ignore[return-value]
+
+    def _look_up(self, number: int, column: Mapped, n: int, start: int, end: int) -> list[bytes]:
         if not 0 <= column.column < number:
             raise LogDamaged(f"packed columns: column {number} follows from one that is not before it")
         basis = self._column(column.column, n)
@@ -129,10 +161,13 @@ class ColumnReader:
         if isinstance(basis, Ints):
             values = self._plain(column.column, basis, n)
         else:
-            texts = self.texts(column.column, n)
+            texts = self.texts(column.column, n, 0, n)
             values = [texts] * n if isinstance(texts, bytes) else texts
-        meaning = dict(zip(dict.fromkeys(values), self._strings(column.texts, n), strict=False))
-        return list(map(meaning.__getitem__, values))
+        meaning = self._meanings.get(number)
+        if meaning is None:
+            pairs = zip(dict.fromkeys(values), self._strings(column.texts, n), strict=False)
+            meaning = self._meanings[number] = dict(pairs)
+        return list(map(meaning.__getitem__, values[start:end]))
 
     def _strings(self, strings: Strings, n: int) -> list[bytes]:
         if not 0 <= strings.count <= n:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollout_log.engines.frame import (
+    AlikeFrames,
     ChoiceDelta,
     Dialect,
     EngineError,
@@ -23,6 +24,7 @@ from rollout_log.engines.sglang import SGLang
 from rollout_log.engines.vllm import VLLM
 
 __all__ = [
+    "AlikeFrames",
     "ChoiceDelta",
     "Dialect",
     "EngineError",
@@ -75,6 +77,9 @@ class _Unknown:
         return self.decode_body(data)
 
     def decode_tokens(self, frames: Sequence[bytes]) -> None:
+        return None
+
+    def read_alike(self, frames: AlikeFrames) -> None:
         return None
 
     def decode_body(self, data: bytes) -> Frame:

@@ -7,7 +7,16 @@ from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["ChoiceDelta", "Dialect", "EngineError", "Frame", "RequestInfo", "Tokens", "VersionSpan"]
+__all__ = [
+    "AlikeFrames",
+    "ChoiceDelta",
+    "Dialect",
+    "EngineError",
+    "Frame",
+    "RequestInfo",
+    "Tokens",
+    "VersionSpan",
+]
 
 
 class VersionSpan(msgspec.Struct, frozen=True, gc=False):
@@ -80,6 +89,29 @@ class Tokens(msgspec.Struct, gc=False):
     request_id: str | None
 
 
+class AlikeFrames(Protocol):
+    """Data frames in a row that lie as columns (`rollout_log.columns.Alike`).
+
+    They have the same forms and the same scalars, but for their numbers, for how many items their lists
+    have (all some, or all none), and for the strings at the paths `strings`.
+    """
+
+    strings: frozenset[str]
+
+    @property
+    def first(self) -> bytes:
+        """The first of them."""
+        ...
+
+    def numbers(self, path: str) -> list[int] | list[float] | None:
+        """Return the numbers at a path, `choices[].token_ids[]`; None where there are none."""
+        ...
+
+    def counts(self, path: str) -> Sequence[int] | None:
+        """Return how many values at a path each frame has; None where it is one each."""
+        ...
+
+
 class RequestInfo(msgspec.Struct, frozen=True, gc=False):
     """What a request body asks for, in terms common to all dialects."""
 
@@ -108,6 +140,10 @@ class Dialect(Protocol):
 
     def decode_tokens(self, frames: Sequence[bytes]) -> Tokens | None:
         """Decode data frames in a row at once, at a lower cost; None where they are not just `Tokens`."""
+        ...
+
+    def read_alike(self, frames: AlikeFrames) -> Tokens | None:
+        """Read data frames in a row by decoding one of them; None where they are not just `Tokens`."""
         ...
 
     def decode_body(self, data: bytes) -> Frame:

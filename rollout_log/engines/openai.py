@@ -13,7 +13,7 @@ import msgspec
 
 from rollout_log.counting import several
 from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
-from rollout_log.engines.frame import Frame, RequestInfo
+from rollout_log.engines.frame import AlikeFrames, Frame, RequestInfo
 from rollout_log.engines.wire import decode, object_in, request_info
 
 __all__ = ["OpenAI"]
@@ -69,6 +69,9 @@ class OpenAI:
         return decode(data, _decoder, _read)
 
     def decode_tokens(self, frames: Sequence[bytes]) -> None:
+        """Leave it to `decode_frame`."""
+
+    def read_alike(self, frames: AlikeFrames) -> None:
         """Leave it to `decode_frame`."""
 
     def decode_body(self, data: bytes) -> Frame:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_log.engines.frame import ChoiceDelta, Frame, RequestInfo
+from rollout_log.engines.frame import AlikeFrames, ChoiceDelta, Frame, RequestInfo
 from rollout_log.engines.wire import Natural, TokenId, decode, error_in, object_in, request_info
 
 __all__ = ["SGLang"]
@@ -96,6 +96,9 @@ class SGLang:
         return decode(data, _decoder, lambda result: _read([result], so_far))
 
     def decode_tokens(self, frames: Sequence[bytes]) -> None:
+        """Leave it to `decode_frame`."""
+
+    def read_alike(self, frames: AlikeFrames) -> None:
         """Leave it to `decode_frame`."""
 
     def decode_body(self, data: bytes) -> Frame:

@@ -12,8 +12,9 @@ from typing import Annotated
 import msgspec
 
 from rollout_log.counting import several
+from rollout_log.engines.alike import read_tokens
 from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
-from rollout_log.engines.frame import Frame, RequestInfo, Tokens
+from rollout_log.engines.frame import AlikeFrames, Frame, RequestInfo, Tokens
 from rollout_log.engines.wire import Natural, TokenId, decode, object_in, request_info
 
 __all__ = ["VLLM"]
@@ -69,6 +70,11 @@ class _PlainAnswer(msgspec.Struct, gc=False):
     error: None = None
 
 
+_IDS = "choices[].token_ids[]"
+_LOGPROBS = "choices[].logprobs.content[].logprob"
+_UNREAD = {"choices[].logprobs.content[].token", "choices[].logprobs.content[].top_logprobs[].token"}
+"""Strings that may differ, as nobody reads them."""
+
 _decoder = msgspec.json.Decoder(_Answer)
 _decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
 
@@ -118,6 +124,13 @@ class VLLM:
             None if version is None else str(version),
             first.request_id,
         )
+
+    def read_alike(self, frames: AlikeFrames) -> Tokens | None:
+        """Read frames of one choice as `decode_tokens` does."""
+        first = self.decode_tokens([frames.first])
+        if first is None or not frames.strings <= _UNREAD or frames.counts("choices[]") is not None:
+            return None
+        return read_tokens(frames, first, _IDS, _LOGPROBS, single=("choices[].index", "weight_version"))
 
     def decode_body(self, data: bytes) -> Frame:
         """Decode an answer that was not streamed, or an error object."""

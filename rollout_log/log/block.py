@@ -10,8 +10,8 @@ import hashlib
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import zstandard
@@ -19,7 +19,20 @@ import zstandard
 from rollout_log.errors import LogDamaged
 from rollout_log.events import Closed, Event, Marked, Opened, decode_events, encode_events
 
-__all__ = ["MAGIC", "Block", "Claim", "pack_blocks", "read_claim", "unpack_block", "writer_identity"]
+if TYPE_CHECKING:
+    from rollout_log.stretch import Stretch
+
+__all__ = [
+    "MAGIC",
+    "Block",
+    "Claim",
+    "Piece",
+    "pack_blocks",
+    "pieces_of",
+    "read_claim",
+    "unpack_block",
+    "writer_identity",
+]
 
 MAGIC = b"RLB1"
 VERSION = 1
@@ -71,6 +84,21 @@ class Block(msgspec.Struct, frozen=True, gc=False):
                 f"and {self.count} by its header"
             )
         return events
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive events of one sample, as folding takes them."""
+
+    first: int
+    count: int
+    events: list[Event] | Stretch
+
+
+def pieces_of(blocks: Iterable[Block], start: int) -> Iterator[Piece]:
+    """Yield the events of blocks from `start` on."""
+    for block in blocks:
+        events = block.events()[max(start - block.first, 0) :]
+        yield Piece(max(start, block.first), len(events), events)
 
 
 def writer_identity(folder_name: str) -> bytes:

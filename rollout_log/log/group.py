@@ -3,22 +3,40 @@
 The data of Deltas goes through `rollout_log.columns`; request numbers, times and the cuts of reads are
 packed integers; every other event stays as it was encoded, and all of those are compressed together.
 Whatever would not come back byte for byte, such as an event of a later version, is among the others.
+`group_reader` is the way back.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, islice, pairwise
-from typing import Union
+from itertools import groupby
+from typing import NamedTuple, Union
 
 import msgspec
 import zstandard
 
-from rollout_log.columns import pack, pack_ints, unpack, unpack_ints
+from rollout_log.columns import pack, pack_ints
 from rollout_log.errors import LogDamaged
 from rollout_log.events import Delta, Reads
 
-__all__ = ["Item", "Run", "encode_items", "pack_group", "places_of", "split_events", "unpack_group"]
+__all__ = [
+    "COLUMNS",
+    "DELTA",
+    "OTHER",
+    "READS",
+    "ZSTD",
+    "Group",
+    "Item",
+    "Run",
+    "Span",
+    "decode_group",
+    "encode_items",
+    "pack_group",
+    "places_of",
+    "spans_of",
+    "split_events",
+]
 
 Item = Union[msgspec.Raw, Delta, Reads]  # noqa: UP007 - a runtime value, which 3.10 cannot build with strings
 """An event, encoded or not."""
@@ -28,13 +46,8 @@ WIDE = 16 << 10
 zstd with a long window beats columns there, and takes far less time."""
 LEVEL = 12
 """Of zstd, for everything but the columns."""
-LIMIT = 1 << 30
-"""Bytes of one part of a group that reading agrees to …"""
-_MOST_INTS = 1 << 26
-"""… and integers of one list: a group that a writer makes has far fewer of both."""
-
-_OTHER, _DELTA, _READS = range(3)
-_COLUMNS, _ZSTD = range(2)
+OTHER, DELTA, READS = range(3)
+COLUMNS, ZSTD = range(2)
 _DELTA_HEAD, _READS_HEAD = b"\x95\x04", b"\x94\x07"
 """How the usual encoding of each begins: an array of so many, and the tag."""
 _FRAMINGS = 64
@@ -50,7 +63,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     events: list[Item]
 
 
-class _Group(msgspec.Struct, array_like=True):
+class Group(msgspec.Struct, array_like=True):
     """The content of a chunk of events (`docs/format.md`). Fields are only ever added at the end."""
 
     runs: list[tuple[int, int, int]]
@@ -76,13 +89,15 @@ class _Group(msgspec.Struct, array_like=True):
     gaps: bytes
     others: bytes
     """zstd of a msgpack array of all other events."""
+    weights: bytes = b""
+    """Of each span (`spans_of`): the bytes of its frames."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_delta = msgspec.msgpack.Decoder(Delta).decode
 _decode_reads = msgspec.msgpack.Decoder(Reads).decode
 _decode_parts = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_decode_group = msgspec.msgpack.Decoder(_Group).decode
+decode_group = msgspec.msgpack.Decoder(Group).decode
 
 
 def split_events(payload: bytes) -> list[Item]:
@@ -107,25 +122,47 @@ def pack_group(runs: Sequence[Run]) -> bytes:
     return _encode(columns.pack([(run.ordinal, run.first, len(run.events)) for run in runs]))
 
 
-def unpack_group(content: bytes) -> list[Run]:
-    """Return what `pack_group` was given; some events are decoded. Raises `LogDamaged`."""
-    try:
-        group = _decode_group(content)
-        events = _events(group)
-        runs = [Run(ordinal, first, list(islice(events, count))) for ordinal, first, count in group.runs]
-        if next(events, None) is not None or any(
-            len(run.events) != count for run, (_, _, count) in zip(runs, group.runs, strict=True)
-        ):
-            raise LogDamaged("a group has other events than it says")
-    except (msgspec.DecodeError, zstandard.ZstdError, RuntimeError, IndexError, ValueError) as error:
-        # RuntimeError: a column that ends too early (StopIteration in a generator), or a RecursionError
-        raise LogDamaged(f"a group of events cannot be read: {type(error).__name__}: {error}") from error
-    return runs
-
-
 def places_of(content: bytes) -> list[tuple[int, int, int]]:
     """Return the runs of a group without their events: ordinal, first sequence, number of events."""
-    return _decode_group(content).runs
+    return decode_group(content).runs
+
+
+class Span(NamedTuple):
+    """Deltas of one request, and the Reads among them, that follow each other in a run."""
+
+    start: int
+    """Place of its first event among those of the group …"""
+    events: int
+    request: int
+    first: int
+    """… and of its first Delta among the Deltas."""
+    deltas: int
+
+
+_TOGETHER = re.compile(rb"[\x01\x02]+")
+
+
+def spans_of(counts: Iterable[int], kinds: bytes, requests: Sequence[int]) -> Iterator[list[Span]]:
+    """Yield the spans of each run, where runs have so many events."""
+    start = number = first = 0
+    for count in counts:
+        spans = []
+        for found in _TOGETHER.finditer(kinds, start, start + count):
+            at, theirs = found.start(), requests[number : number + len(found[0])]
+            number += len(theirs)
+            for request, events in _in_a_row(theirs):
+                deltas = kinds.count(DELTA, at, at + events)
+                spans.append(Span(at, events, request, first, deltas))
+                at, first = at + events, first + deltas
+        yield spans
+        start += count
+
+
+def _in_a_row(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return equal numbers in a row, with how many they are."""
+    if numbers.count(numbers[0]) == len(numbers):  # nearly always
+        return [(numbers[0], len(numbers))]
+    return [(number, len(list(same))) for number, same in groupby(numbers)]
 
 
 class _Columns:
@@ -147,11 +184,11 @@ class _Columns:
         raw = event if isinstance(event, msgspec.Raw) else msgspec.Raw(_encode(event))
         data = bytes(raw)
         if data.startswith(_DELTA_HEAD) and self._add_delta(data):
-            self.kinds.append(_DELTA)
+            self.kinds.append(DELTA)
         elif data.startswith(_READS_HEAD) and self._add_reads(data):
-            self.kinds.append(_READS)
+            self.kinds.append(READS)
         else:
-            self.kinds.append(_OTHER)
+            self.kinds.append(OTHER)
             self.others.append(raw)
 
     def _add_delta(self, data: bytes) -> bool:
@@ -190,9 +227,9 @@ class _Columns:
         self.gaps += reads.times
         return True
 
-    def pack(self, runs: list[tuple[int, int, int]]) -> _Group:
+    def pack(self, runs: list[tuple[int, int, int]]) -> Group:
         codec, lengths, frames = self._pack_frames()
-        return _Group(
+        return Group(
             runs,
             pack_ints(self.kinds),
             pack_ints(self.requests),
@@ -206,51 +243,20 @@ class _Columns:
             pack_ints(self.sizes),
             pack_ints(self.gaps),
             _compress(_encode(self.others)),
+            pack_ints(list(self._weights([count for _, _, count in runs]))),
         )
+
+    def _weights(self, counts: Iterable[int]) -> Iterator[int]:
+        lengths = list(map(len, self.frames))
+        for spans in spans_of(counts, bytes(self.kinds), self.requests):
+            for span in spans:
+                yield sum(lengths[span.first : span.first + span.deltas])
 
     def _pack_frames(self) -> tuple[int, bytes, bytes]:
         size = sum(map(len, self.frames))
         if size <= WIDE * len(self.frames):
-            return _COLUMNS, b"", pack(self.frames)
-        return _ZSTD, pack_ints(list(map(len, self.frames))), _compress(b"".join(self.frames))
-
-
-def _events(group: _Group) -> Iterator[Item]:
-    """Yield the events of a group, in order."""
-    requests = iter(_ints(group.requests))
-    times = iter(_ints(group.times))
-    frames = iter(_frames(group))
-    framed = iter(_ints(group.framed))
-    cuts = iter(_ints(group.cuts))
-    sizes = iter(_ints(group.sizes))
-    gaps = iter(_ints(group.gaps))
-    others = iter(_decode_parts(_inflate(group.others)))
-    for kind in _ints(group.kinds):
-        if kind == _DELTA:
-            data, framing = next(frames), next(framed)
-            before, after = group.framings[framing - 1] if framing else (b"", b"")
-            yield Delta(next(requests), data, next(times), before + data + after if framing else None)
-        elif kind == _READS:
-            count = next(cuts)
-            yield Reads(next(requests), list(islice(sizes, count)), list(islice(gaps, count)))
-        elif kind == _OTHER:
-            yield next(others)
-        else:
-            raise LogDamaged(f"an event of a group is of kind {kind}")
-
-
-def _frames(group: _Group) -> Iterable[bytes]:
-    if group.codec == _COLUMNS:
-        return unpack(group.frames, limit=LIMIT)
-    if group.codec != _ZSTD:
-        raise LogDamaged(f"frames of a group have codec {group.codec}, which this version cannot read")
-    ends = accumulate(_ints(group.lengths), initial=0)
-    data = _inflate(group.frames)
-    return [data[start:end] for start, end in pairwise(ends)]
-
-
-def _ints(packed: bytes) -> list[int]:
-    return unpack_ints(packed, limit=_MOST_INTS).tolist()
+            return COLUMNS, b"", pack(self.frames)
+        return ZSTD, pack_ints(list(map(len, self.frames))), _compress(b"".join(self.frames))
 
 
 def _fit(numbers: Iterable[int]) -> bool:
@@ -264,10 +270,3 @@ def _compress(data: bytes) -> bytes:
         LEVEL, window_log=window, enable_ldm=window > 20
     )
     return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
-
-
-def _inflate(data: bytes) -> bytes:
-    size = zstandard.frame_content_size(data)
-    if not 0 <= size <= LIMIT:
-        raise LogDamaged(f"a group says it has {size} bytes; the limit is {LIMIT}")
-    return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)

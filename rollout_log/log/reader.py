@@ -7,14 +7,14 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
 from rollout_log.counting import several
 from rollout_log.errors import LogDamaged, NotALog, SampleNotFound
 from rollout_log.events import Event, Opened
-from rollout_log.log.block import Block
+from rollout_log.log.block import Block, Piece
 from rollout_log.log.directory import logs_at, read_marker, segments_of, writers_of
 from rollout_log.log.opening import open_segment
 from rollout_log.log.retention import Pruned, read_pruned
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "LogReader", "Ref", "Tables"]
 
+_Events = TypeVar("_Events", Block, Piece)
 _VIEW = re.compile(r"(?P<key>.+)#(?P<choice>\d+)", re.DOTALL)
 _LIFE = re.compile(r"(?P<key>.+)@(?P<incarnation>\d+)", re.DOTALL)
 
@@ -87,6 +88,8 @@ class Tables(Protocol):
     def in_step(self, step: int) -> list[int]: ...
 
     def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]: ...
+
+    def pieces(self, ordinal: int, start: int = 0) -> Iterator[Piece]: ...
 
 
 class LogReader:
@@ -204,39 +207,31 @@ class LogReader:
 
     def blocks(self, ref: Ref, start: int = 0) -> Iterator[Block]:
         """Yield a sample's blocks that hold events from `start` on, in order. Raises `LogDamaged`."""
-        segments = self._of(ref.folder)
-        while segments:
-            segment, *segments = segments
-            try:
-                for block in segment.blocks(ref.ordinal, start):
-                    if block.first + block.count > start:
-                        yield block
-                        start = block.first + block.count
-            except LogDamaged:
-                now = self._of(ref.folder)
-                if segment in now:
-                    raise
-                segments = now  # sealed and closed meanwhile: go on in the sealed one
+        return self._across(ref, start, lambda segment, at: segment.blocks(ref.ordinal, at))
 
     def rollout(self, ref: Ref | str) -> Rollout:
         """Fold a sample; one that continues an older life of its key starts from that one's rollout."""
-        from rollout_log.fold import Rollout, fold
+        from rollout_log.fold import Rollout
 
         ref = self.find(ref) if isinstance(ref, str) else ref
-        events = self.events(ref)
-        head = list(itertools.islice(events, 1))
-        older = self._continued(ref, head)
-        state = None if older is None else Rollout.continue_from(self.rollout(older[0]), older[1])
-        return fold(itertools.chain(head, events), state)
+        rollout = Rollout()
+        for piece in self._across(ref, 0, lambda segment, at: segment.pieces(ref.ordinal, at)):
+            if piece.first == 0 and isinstance(piece.events, list):
+                older = self._continued(ref, piece.events[0])
+                if older is not None:
+                    rollout = Rollout.continue_from(self.rollout(older[0]), older[1])
+            rollout.apply_piece(piece.first, piece.events)
+        return rollout
 
     def continued(self, ref: Ref) -> tuple[Ref, int] | None:
         """Return the older life and the length that a sample goes on from; None: it began afresh."""
-        return self._continued(ref, list(itertools.islice(self.events(ref), 1)))
+        head = next(self.events(ref), None)
+        return self._continued(ref, head[1]) if head is not None else None
 
-    def _continued(self, ref: Ref, head: list[tuple[int, Event]]) -> tuple[Ref, int] | None:
-        if not head or not isinstance(head[0][1], Opened) or head[0][1].continues is None:
+    def _continued(self, ref: Ref, head: Event) -> tuple[Ref, int] | None:
+        if not isinstance(head, Opened) or head.continues is None:
             return None
-        incarnation, length = head[0][1].continues
+        incarnation, length = head.continues
         for row in _number(self._rows_of_key(ref.key)):
             if (
                 row.summary.run == ref.run
@@ -245,6 +240,24 @@ class LogReader:
             ):
                 return row.entry().ref, length
         return None
+
+    def _across(
+        self, ref: Ref, start: int, part_of: Callable[[Tables, int], Iterator[_Events]]
+    ) -> Iterator[_Events]:
+        """Yield what the segments have of a sample's events from `start` on, each of them once."""
+        segments = self._of(ref.folder)
+        while segments:
+            segment, *segments = segments
+            try:
+                for events in part_of(segment, start):
+                    if events.first + events.count > start:
+                        yield events
+                        start = events.first + events.count
+            except LogDamaged:
+                now = self._of(ref.folder)
+                if segment in now:
+                    raise
+                segments = now  # sealed and closed meanwhile: go on in the sealed one
 
     def _find(self, name: str) -> Ref | None:
         rows = [row for row in _number(self._rows_of_key(name)) if row.newest]

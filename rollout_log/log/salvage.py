@@ -23,7 +23,8 @@ from rollout_log.events import Event, decode_events
 from rollout_log.log import block, chunk
 from rollout_log.log.block import Claim, read_claim, unpack_block, writer_identity
 from rollout_log.log.directory import logs_at, segment_number, writers_of
-from rollout_log.log.group import encode_items, places_of, unpack_group
+from rollout_log.log.group import encode_items, places_of
+from rollout_log.log.group_reader import GroupReader
 from rollout_log.log.sealed import decode_page
 from rollout_log.log.summary import Summary
 
@@ -215,7 +216,7 @@ class Salvage:
                 found = unpack_block(self._read_block(descriptor, offset))
                 return {(found.ordinal, found.first): found.events()}
             content = chunk.read_chunk(descriptor, offset, os.fstat(descriptor).st_size).content
-            runs = unpack_group(content)
+            runs = GroupReader(content).runs
             return {(run.ordinal, run.first): decode_events(encode_items(run.events)) for run in runs}
         except (RolloutLogError, OSError, msgspec.DecodeError):
             self.broken += 1

@@ -19,10 +19,12 @@ import msgspec
 import zstandard
 
 from rollout_log.errors import LogDamaged, NotALog
-from rollout_log.log.block import COLUMNS, Block, writer_identity
+from rollout_log.events import decode_events
+from rollout_log.log.block import COLUMNS, Block, Piece, writer_identity
 from rollout_log.log.chunk import EVENTS, HEADER_SIZE, META, SAMPLES, TABLE, Chunk, read_chunk
 from rollout_log.log.directory import FORMAT, check_format, segment_number
-from rollout_log.log.group import Run, encode_items, unpack_group
+from rollout_log.log.group import Run, encode_items
+from rollout_log.log.group_reader import GroupReader
 from rollout_log.log.segment import hash_key, key_of_step
 from rollout_log.log.summary import Summary, decode_summary
 
@@ -88,7 +90,7 @@ class SealedSegment:
         self._writer = writer_identity(self.meta.writer)
         self._tables: dict[str, _Rows] = {}
         self._page: tuple[int, dict[int, Summary]] = (-1, {})
-        self._runs: tuple[int, int, list[Run]] = (-1, 0, [])
+        self._last: tuple[int, int, GroupReader] | None = None
 
     @classmethod
     def open(cls, path: Path) -> SealedSegment:
@@ -144,25 +146,30 @@ class SealedSegment:
 
     def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]:
         """Yield a sample's blocks that hold events from `start` on, rebuilt. Raises `LogDamaged`."""
-        for row in self._table("places").with_prefix(_ORDINAL.pack(ordinal)):
-            _, first, count, offset = PLACE.unpack(row)
-            if first + count <= start:
-                continue
-            stored, runs = self._group(offset)
-            run = next((run for run in runs if (run.ordinal, run.first) == (ordinal, first)), None)
-            if run is None or len(run.events) != count:
-                raise LogDamaged(
-                    f"{self.path}: the chunk at {offset} has not events {first} to {first + count - 1} of "
-                    f"sample {ordinal}; run `rollout-log verify`"
-                )
-            share = stored * count // max(sum(len(run.events) for run in runs), 1)
+        for stored, group, place in self._runs_of(ordinal, start):
+            run = group.runs[place]
+            count = len(run.events)
+            share = stored * count // max(sum(count for _, _, count in group.places), 1)
             payload = encode_items(run.events)
-            yield Block(self._writer, ordinal, first, count, COLUMNS, share, payload)
+            yield Block(self._writer, ordinal, run.first, count, COLUMNS, share, payload)
+
+    def pieces(self, ordinal: int, start: int = 0) -> Iterator[Piece]:
+        """Yield a sample's events from `start` on, as columns where that goes. Raises `LogDamaged`."""
+        for _, group, place in self._runs_of(ordinal, start):
+            first = group.places[place][1]
+            if first < start:
+                events = decode_events(encode_items(group.runs[place].events[start - first :]))
+                yield Piece(start, len(events), events)
+                continue
+            for part in group.parts(place):
+                several = len(part) if isinstance(part, list) else part.events
+                yield Piece(first, several, part)
+                first += several
 
     def groups(self) -> Iterator[list[Run]]:
         """Yield the runs of each chunk of events, in the order of the file."""
         for offset in sorted({offset for _, _, _, offset in self.places()}):
-            yield self._group(offset)[1]
+            yield self._group(offset)[1].runs
 
     def events_chunk(self, offset: int) -> Chunk:
         """Return the chunk of events at an offset."""
@@ -220,17 +227,26 @@ class SealedSegment:
             self._page = offset, page
         return page
 
-    def _group(self, offset: int) -> tuple[int, list[Run]]:
-        """Return how many bytes a group takes, and its runs; the last one is kept for its other samples."""
-        known, stored, runs = self._runs
-        if known != offset:
+    def _runs_of(self, ordinal: int, start: int) -> Iterator[tuple[int, GroupReader, int]]:
+        """Yield the bytes of a group, the group, and the place of a run that has events from `start` on."""
+        for row in self._table("places").with_prefix(_ORDINAL.pack(ordinal)):
+            _, first, count, offset = PLACE.unpack(row)
+            if first + count <= start:
+                continue
+            stored, group = self._group(offset)
+            if (ordinal, first, count) not in group.places:
+                raise LogDamaged(
+                    f"{self.path}: the chunk at {offset} has not events {first} to {first + count - 1} of "
+                    f"sample {ordinal}; run `rollout-log verify`"
+                )
+            yield stored, group, group.places.index((ordinal, first, count))
+
+    def _group(self, offset: int) -> tuple[int, GroupReader]:
+        """Return how many bytes a group takes, and what reads it: the same as last time, where it is."""
+        if self._last is None or self._last[0] != offset:
             chunk = self._chunk(offset, EVENTS)
-            try:
-                stored, runs = chunk.stored, unpack_group(chunk.content)
-            except LogDamaged as error:
-                raise LogDamaged(f"{self.path}, chunk at {offset}: {error}") from error
-            self._runs = offset, stored, runs
-        return stored, runs
+            self._last = offset, chunk.stored, GroupReader(chunk.content, f"{self.path}, chunk at {offset}")
+        return self._last[1:]
 
     def _chunk(self, offset: int, kind: int) -> Chunk:
         try:

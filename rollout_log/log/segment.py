@@ -14,7 +14,7 @@ import lmdb
 import msgspec
 
 from rollout_log.errors import LogDamaged
-from rollout_log.log.block import Block, unpack_block
+from rollout_log.log.block import Block, Piece, pieces_of, unpack_block
 from rollout_log.log.directory import FORMAT, check_format, segment_number
 from rollout_log.log.environment import Environment, Row
 from rollout_log.log.summary import Summary, decode_summary, encode_summary
@@ -167,6 +167,10 @@ class Segment:
                     f"{self.path}: the block of sample {ordinal} at {key.hex()} is another sample's"
                 )
             yield block
+
+    def pieces(self, ordinal: int, start: int = 0) -> Iterator[Piece]:
+        """Yield a sample's events from `start` on. Raises `LogDamaged`."""
+        return pieces_of(self.blocks(ordinal, start), start)
 
     def rows(self, table: str, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of a table whose key has a prefix, copied some thousand at a time."""

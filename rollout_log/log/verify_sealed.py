@@ -10,7 +10,8 @@ import msgspec
 
 from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import decode_events
-from rollout_log.log.group import Run, encode_items, unpack_group
+from rollout_log.log.group import Run, encode_items
+from rollout_log.log.group_reader import GroupReader
 from rollout_log.log.sealed import ContentHash, SealedSegment
 from rollout_log.log.segment import SAMPLES, sample_rows
 from rollout_log.log.summary import Summary
@@ -84,7 +85,7 @@ class _Walk:
         places = set(self.segment.places())
         for offset in sorted({offset for _, _, _, offset in places}):
             try:
-                runs = unpack_group(self.segment.events_chunk(offset).content)
+                runs = GroupReader(self.segment.events_chunk(offset).content).runs
             except LogDamaged as error:
                 lost = {place for place in places if place[3] == offset}
                 events = sum(count for _, _, count, _ in lost)

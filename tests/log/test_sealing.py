@@ -36,7 +36,8 @@ from rollout_log.log import Log, LogReader, Summary, group, sealing
 from rollout_log.log import segment as segment_module
 from rollout_log.log.chunk import MAGIC
 from rollout_log.log.directory import hold_folder, sealed_path, segments_of, writers_of
-from rollout_log.log.group import Run, encode_items, pack_group, split_events, unpack_group
+from rollout_log.log.group import Run, encode_items, pack_group, split_events
+from rollout_log.log.group_reader import GroupReader
 from rollout_log.log.keeper import Plan
 from rollout_log.log.keeping import keep
 from rollout_log.log.sealed import HEAD, SealedSegment
@@ -116,7 +117,7 @@ def test_events_come_back_byte_for_byte(samples):
         Run(ordinal, 5 * ordinal, split_events(encode_events(events)))
         for ordinal, events in enumerate(samples)
     ]
-    found = unpack_group(pack_group(runs))
+    found = GroupReader(pack_group(runs)).runs
     assert [(run.ordinal, run.first, encode_items(run.events)) for run in found] == [
         (ordinal, 5 * ordinal, encode_events(events)) for ordinal, events in enumerate(samples)
     ]
@@ -125,7 +126,7 @@ def test_events_come_back_byte_for_byte(samples):
 def test_fields_of_a_later_version_come_back():
     later = [[4, 0, b"{}", 1, None, "a field of the future"], [7, 0, [1], [2], 3], [4, 0, b"{}"], [99, {}]]
     payload = msgspec.msgpack.encode(later)
-    (run,) = unpack_group(pack_group([Run(1, 0, split_events(payload))]))
+    (run,) = GroupReader(pack_group([Run(1, 0, split_events(payload))])).runs
     assert encode_items(run.events) == payload
 
 
@@ -140,7 +141,7 @@ def test_fields_of_a_later_version_come_back():
     ids=["framed", "lines", "comments", "extremes"],
 )
 def test_frames_that_are_framed_otherwise_come_back(deltas):
-    (run,) = unpack_group(pack_group([Run(1, 0, split_events(encode_events(deltas)))]))
+    (run,) = GroupReader(pack_group([Run(1, 0, split_events(encode_events(deltas)))])).runs
     assert decode_events(encode_items(run.events)) == deltas
 
 
@@ -150,7 +151,17 @@ def test_wide_frames_are_kept_by_a_long_window(monkeypatch):
     deltas = [Delta(0, b'{"text":"%s"}' % text[:length].encode(), 0) for length in range(20_000, 60_000, 500)]
     packed = pack_group([Run(1, 0, split_events(encode_events(deltas)))])
     assert len(packed) < 60_000
-    assert decode_events(encode_items(unpack_group(packed)[0].events)) == deltas
+    assert decode_events(encode_items(GroupReader(packed).runs[0].events)) == deltas
+
+
+def read_all(content):
+    """Read a group in every way there is."""
+    reader = GroupReader(content)
+    for place in range(len(reader.places)):
+        for part in reader.parts(place):
+            if not isinstance(part, list):
+                assert all(found.deltas() for found in part.parts())
+    return reader.runs
 
 
 def test_bytes_that_are_no_group_are_damage():
@@ -162,14 +173,14 @@ def test_bytes_that_are_no_group_are_damage():
         at = dice.randrange(len(whole))
         broken = whole[:at] + dice.randbytes(1) + whole[at + 1 :]
         with contextlib.suppress(RolloutLogError):
-            unpack_group(broken)
+            read_all(broken)
         odd = [b"", -1, [], [[1, 0, 2**40]], [[1, 2, -3]], pack_ints([2**62, -5, 3]), dice.choice(parts)]
         mixed = parts.copy()
         mixed[dice.randrange(len(mixed))] = dice.choice(odd)
         with contextlib.suppress(RolloutLogError):
-            unpack_group(msgspec.msgpack.encode(mixed))
+            read_all(msgspec.msgpack.encode(mixed))
     with pytest.raises(LogDamaged):
-        unpack_group(b"")
+        GroupReader(b"")
 
 
 # A sealed log is the same log
