@@ -106,19 +106,22 @@ class Responder:
         self._wire.write(head)
         await self.drain()
 
-    def send(self, data: bytes) -> None:
-        """Put one piece of the body on the wire now; chunked, it is one chunk."""
+    def send(self, *pieces: bytes) -> None:
+        """Put pieces of the body on the wire now; chunked, each of them is one chunk."""
         if self.status is None:
             raise RuntimeError("the response has not been started")
-        if self._bodiless or self.over or not data:
+        if self._bodiless or self.over:
             return
         if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        elif self._left is not None:
-            if len(data) > self._left:
-                raise ValueError(f"{len(data)} bytes where {self._left} of the content-length are left")
-            self._left -= len(data)
-        self._wire.write(data)
+            data = b"".join([b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece])
+        else:
+            data = b"".join(pieces)
+            if self._left is not None:
+                if len(data) > self._left:
+                    raise ValueError(f"{len(data)} bytes where {self._left} of the content-length are left")
+                self._left -= len(data)
+        if data:
+            self._wire.write(data)
 
     def raw(self, data: bytes) -> None:
         """Put bytes on the wire with no framing at all; the connection closes after the response."""

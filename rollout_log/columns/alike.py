@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from functools import cached_property
 from itertools import chain, pairwise
@@ -13,7 +14,6 @@ from rollout_log.columns.layout import LIST, MAP, SCALAR
 from rollout_log.columns.rendering import render
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Iterator, Sequence
 
     from rollout_log.columns.layout import Node
@@ -47,7 +47,7 @@ class Alike:
         return render(self._stretches.root.window(self._start, self._start + 1))[0]
 
     def numbers(self, path: str) -> list[int] | list[float] | None:
-        """Return the numbers at a path; None where there are none."""
+        """Return the numbers at a path; None where there are none, or something else as well."""
         return self._stretches.numbers(path, self._start, self._end)
 
     def counts(self, path: str) -> Sequence[int] | None:
@@ -66,7 +66,7 @@ class Stretches:
     def __init__(self, root: Values) -> None:
         self.root = root
         self.strings: frozenset[str] = frozenset()
-        self._numbers: dict[str, array[int] | array[float] | None] = {}
+        self._numbers: dict[str, tuple[array[int] | array[float], dict[int, bytes]]] = {}
 
     def between(self, start: int, end: int) -> Iterator[Alike]:
         """Yield the frames `[start, end)`, cut where they are not alike."""
@@ -79,16 +79,17 @@ class Stretches:
         """Return the numbers at a path in frames that are alike."""
         if path not in self._numbers:
             values = self.root.at(path)
-            found = None if values is None else values.numbers()
-            self._numbers[path] = None if found is None else found[0]
-        numbers = self._numbers[path]
-        if numbers is None:
-            return None
+            self._numbers[path] = (None if values is None else values.numbers()) or (array("B"), {})
+        numbers, others = self._numbers[path]
         values = self.root
         for place in self.root.descend(path) or ():
-            start, end = values.tally(place).below(start), values.tally(place).below(end)
+            tally = values.tally(place)
+            start, end = tally.below(start), tally.below(end)
             values = values.child(place)
-        return numbers[slice(*values.scalars_of(start, end))].tolist()
+        start, end = values.scalars_of(start, end)
+        if not numbers or any(start <= place < end for place in others):
+            return None
+        return numbers[start:end].tolist()
 
     @cached_property
     def _breaks(self) -> Sequence[int]:

@@ -22,6 +22,8 @@ go on with what the next request got; end as it did."""
 
 HELD_S = 10.0
 """How long a response is held before that is said."""
+_TURN = 32
+"""Pieces that are given out without a wait, before others have their turn."""
 
 
 class Wait(NamedTuple):
@@ -181,7 +183,7 @@ class play:  # noqa: N801 - used as a function
         self._playback = playback
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
-        self._begun = False
+        self._left = _TURN
         playback.on_wake(lambda: self._loop.call_soon_threadsafe(self._wake))
 
     async def head(self) -> None:
@@ -193,19 +195,29 @@ class play:  # noqa: N801 - used as a function
         return self
 
     async def __anext__(self) -> bytes:
-        if self._begun:
-            await asyncio.sleep(0)  # others have their turn between two pieces
-        self._begun = True
+        if self._left <= 0:
+            self._left = _TURN
+            await asyncio.sleep(0)  # a cancellation lands here
+        self._left -= 1
         while not isinstance(step := self._playback.step(), bytes):
-            if isinstance(step, Over):
-                raise StopAsyncIteration
-            await self._wait(step.seconds)
+            await self._wait(step)
         return step
 
-    async def _wait(self, seconds: float | None) -> None:
+    async def due(self) -> list[bytes]:
+        """Return all pieces that are due, at least one and not too many. Raises `StopAsyncIteration`."""
+        pieces = [await self.__anext__()]
+        while self._left > 0 and isinstance(step := self._playback.step(), bytes):
+            self._left -= 1
+            pieces.append(step)
+        return pieces
+
+    async def _wait(self, step: Wait | Over) -> None:
+        if isinstance(step, Over):
+            raise StopAsyncIteration
+        self._left = _TURN
         self._waiting = self._loop.create_future()
-        held = seconds is None
-        timer = self._loop.call_later(HELD_S if seconds is None else seconds, self._wake)
+        held = step.seconds is None
+        timer = self._loop.call_later(HELD_S if step.seconds is None else step.seconds, self._wake)
         try:
             await self._waiting
         finally:

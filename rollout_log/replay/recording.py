@@ -225,13 +225,16 @@ class RecordedExchange:
 def read_exchanges(source: Source, ref: Any, name: str) -> list[RecordedExchange]:
     """Return a sample's exchanges in the order they were made. `name` is the sample's in its source."""
     rollout = Rollout()
+    unfolded: list[Event] = []
     found: dict[int, RecordedExchange] = {}
     for _, event in source.events(ref):
         if isinstance(event, Opened) and event.continues is not None:
             rollout = _older(source, event.key, event.continues)
-        rollout.apply(event)
+        unfolded.append(event)
         if isinstance(event, Requested):
-            # Folding it has truncated the response to its base: what is left is what the body named.
+            # Folding it truncates the response to its base: what is left is what the body named.
+            rollout.apply_all(unfolded)
+            unfolded.clear()
             ids = rollout.prompt_token_ids + rollout.choice_or_first().token_ids
             found[event.number] = RecordedExchange(name, event, restore_body(event, ids))
         elif isinstance(event, Marked):

@@ -124,9 +124,10 @@ class ReplayHandler:
         await pieces.head()
         if script.status is not None:
             await responder.start(script.status, script.headers)
-        async for piece in pieces:
-            responder.send(piece)
-            await responder.drain()
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                responder.send(*await pieces.due())
+                await responder.drain()
         await _end(playback, responder)
 
 

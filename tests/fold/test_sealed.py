@@ -50,9 +50,9 @@ def fold_sealed(chunks: Iterable[GroupReader], ordinal: int) -> tuple[Rollout, i
         for place, (owner, first, _) in enumerate(chunk.places):
             if owner != ordinal:
                 continue
+            assert first == rollout.events
             for part in chunk.parts(place):
-                rollout.apply_piece(first, part)
-                first += len(part) if isinstance(part, list) else part.events
+                rollout.apply_piece(rollout.events, part)
                 if not isinstance(part, list):
                     unrendered += sum(found.count for found in part.parts() if found.frames is not None)
     return rollout, unrendered
@@ -288,3 +288,16 @@ def test_one_odd_frame_among_plain_ones(odd: Any, where: int) -> None:
     frames[where] = odd(plain)
     events: list[Event] = [Opened("k"), requested("vllm"), *(Delta(0, frame, 3) for frame in frames)]
     assert_same([events])
+
+
+def test_two_keys_that_are_one_after_the_first_frame() -> None:
+    frame = rb'{"choices":[{"token_ids":[%d],"token\u005fids":[%d]}]}'
+    frames = [frame % (place + 5, max(place * 2, 5)) for place in range(60)]
+    assert_same([[Opened("k"), requested("vllm"), *(Delta(0, data, 3) for data in frames)]])
+
+
+def test_as_many_logprobs_as_tokens_but_not_in_each_frame() -> None:
+    entry = b'{"logprob":-0.5}'
+    frame = b'{"choices":[{"token_ids":[1,2],"logprobs":{"content":[%b]}}]}'
+    frames = [frame % b",".join([entry] * several) for several in [2, *[1, 3] * 30]]
+    assert_same([[Opened("k"), requested("vllm"), *(Delta(0, data, 3) for data in frames)]])
