@@ -130,9 +130,9 @@ class Stretches:
             at += run.times
 
     def _changed_scalars(self, values: Values, path: str) -> Sequence[int]:
-        n = values.scalars
+        _, n = values.scalars_of(0, values.n)
         changes = values.columns.changes(values.node.scalars, n) if n else ()
-        if len(changes) * _SELDOM > n and _are_strings(values.scalar_texts()):
+        if len(changes) * _SELDOM > n and _are_strings(values.scalar_texts()[0]):
             self.strings |= {path.removeprefix(".")}
             return ()
         return changes

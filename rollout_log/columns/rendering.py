@@ -61,8 +61,8 @@ class _Rendering:
         self._children = [
             _Source(_Rendering(values.child(place)).part) for place in range(len(values.node.children))
         ]
-        self._scalars = _Source(self._texts(values.scalar_texts(), values.scalars))
-        self._keys = _Source(self._texts(values.key_texts(), values.keys))
+        self._scalars = _Source(self._texts(*values.scalar_texts()))
+        self._keys = _Source(self._texts(*values.key_texts()))
         parts = [self._render(run) for run in values.runs]
         self.part: _Part
         if len(parts) == 1:

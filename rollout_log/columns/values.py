@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from copy import copy
 from functools import cached_property
 from itertools import accumulate, chain, islice, repeat
 from operator import sub
@@ -113,7 +112,8 @@ class Values:
 
     def window(self, start: int, end: int) -> Values:
         """Return some of all values. They are paid for already."""
-        some = copy(self)
+        some = object.__new__(Values)
+        some.__dict__.update(self.__dict__)
         some.runs = list(self._cut(start, end))
         some.n = end - start
         some._start = start
@@ -151,36 +151,23 @@ class Values:
         number, n = self.node.scalars, self._all._scalars.total
         return self.columns.numbers(number, n) if n else None
 
-    @property
-    def scalars(self) -> int:
-        """How many scalars these are."""
-        start, end = self._span(self._all._scalars)
-        return end - start
-
-    @property
-    def keys(self) -> int:
-        """How many keys these have, those of all maps."""
-        start, end = self._span(self._all._keys)
-        return end - start
-
     def scalars_of(self, start: int, end: int) -> tuple[int, int]:
         """Return which scalars, from and to, some of all values are."""
         return self._all._scalars.below(start), self._all._scalars.below(end)
 
-    def scalar_texts(self) -> list[bytes] | bytes:
-        """Return the texts of the scalars, or the one that all have."""
+    def scalar_texts(self) -> tuple[list[bytes] | bytes, int]:
+        """Return the texts of the scalars, or the one that all have; and how many they are."""
         return self._texts(self.node.scalars, self._all._scalars)
 
-    def key_texts(self) -> list[bytes] | bytes:
-        """Return the keys of maps, or the one that all are."""
+    def key_texts(self) -> tuple[list[bytes] | bytes, int]:
+        """Return the keys of all maps, or the one that all are; and how many they are."""
         return self._texts(self.node.keys, self._all._keys)
 
-    def _texts(self, number: int, tally: _Tally) -> list[bytes] | bytes:
-        start, end = self._span(tally)
-        return self.columns.texts(number, tally.total, start, end) if end > start else []
-
-    def _span(self, tally: _Tally) -> tuple[int, int]:
-        return tally.below(self._start), tally.below(self._start + self.n)
+    def _texts(self, number: int, tally: _Tally) -> tuple[list[bytes] | bytes, int]:
+        if not tally.total:
+            return [], 0
+        start, end = tally.below(self._start), tally.below(self._start + self.n)
+        return self.columns.texts(number, tally.total, start, end) if end > start else [], end - start
 
     # -- along a path
 

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 import msgspec
 import zstandard
@@ -40,6 +40,8 @@ _MOST_INTS = 1 << 26
 """… and integers of one list: a group that a writer makes has far fewer of both."""
 _LEAST = 16
 """Frames that are alike; fewer are sooner rendered."""
+_SHORT = 256
+"""Events of a run. Who asks for a second one that is shorter asks for more: all are rendered at once."""
 
 
 class GroupReader:
@@ -47,6 +49,7 @@ class GroupReader:
 
     def __init__(self, content: bytes, where: str = "a group of events") -> None:
         self._where = where
+        self._asked = False
         with self.damage():
             self._group = decode_group(content)
         self.places = self._group.runs
@@ -62,11 +65,14 @@ class GroupReader:
                 len(run.events) != count for run, (_, _, count) in zip(runs, self.places, strict=True)
             ):
                 raise LogDamaged("a group has other events than it says")
+            self._check_weights(runs)
         return runs
 
     def parts(self, place: int) -> Iterator[list[Event] | SealedStretch]:
         """Yield the events of one run, in order; Deltas and the Reads among them as stretches."""
-        if self._group.codec != COLUMNS or not self._group.weights:
+        again, self._asked = self._asked, True
+        rendered = again and self.places[place][2] < _SHORT
+        if rendered or self._group.codec != COLUMNS or not self._group.weights:
             yield decode_events(encode_items(self.runs[place].events))
             return
         with self.damage():
@@ -123,6 +129,17 @@ class GroupReader:
             raise LogDamaged("a group has not one weight for each span of its Deltas")
         each = iter(weights)
         return [[(span, next(each)) for span in those] for those in spans]
+
+    def _check_weights(self, runs: list[Run]) -> None:
+        """What is folded unrendered is not seen otherwise, so `verify` looks at it here."""
+        if not self._group.weights:
+            return
+        lengths = [len(event.data) for run in runs for event in run.events if isinstance(event, Delta)]
+        for span, weight in chain.from_iterable(self._spans):
+            if sum(lengths[span.first : span.first + span.deltas]) != weight:
+                raise LogDamaged(
+                    f"the frames of request {span.request} do not weigh the {weight} bytes they should"
+                )
 
     def _events(self) -> Iterator[Item]:
         """Yield all events."""

@@ -58,6 +58,12 @@ def fold_sealed(chunks: Iterable[GroupReader], ordinal: int) -> tuple[Rollout, i
     return rollout, unrendered
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short samples are read as long ones are."""
+    monkeypatch.setattr(group_reader, "_SHORT", 0)
+
+
 def assert_same(samples: Sequence[Sequence[Event]], cuts: Iterable[int] = ()) -> None:
     chunks = sealed(samples, cuts)
     for ordinal, events in enumerate(samples):

@@ -55,7 +55,7 @@ def test_the_header_of_a_chunk_is_that_of_the_document(root):
 def test_a_group_and_the_tables_are_those_of_the_document(root):
     text = (root / "docs/format-sealed.md").read_text()
     fields = re.findall(r"^\| (\d+) \| (\w+) \|", text.split("## Events")[1], re.MULTILINE)
-    assert [name for _, name in fields] == list(group._Group.__struct_fields__)
+    assert [name for _, name in fields] == list(group.Group.__struct_fields__)
     assert [int(place) for place, _ in fields] == list(range(len(fields)))
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(sealed.WIDTHS)
     (meta,) = re.findall(r"\*\*Meta\*\*: JSON, `\{(.+?)\}`", text)

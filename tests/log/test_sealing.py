@@ -183,6 +183,24 @@ def test_bytes_that_are_no_group_are_damage():
         GroupReader(b"")
 
 
+def test_frames_that_weigh_otherwise_than_said_are_damage():
+    events = [
+        Delta(0, b"{}"),
+        Reads(0, [1], [2]),
+        Delta(0, b"[1]"),
+        Delta(1, b"[22]"),
+        Ended(0, "eof"),
+        Delta(0, b""),
+    ]
+    parts = msgspec.msgpack.decode(pack_group([Run(1, 0, split_events(encode_events(events)))]))
+    assert parts[-1] == pack_ints([5, 4, 0])
+    for wrong in ([5, 5, 0], [5, 4], [5, 4, 0, 0]):
+        with pytest.raises(LogDamaged, match="weigh"):
+            _ = GroupReader(msgspec.msgpack.encode([*parts[:-1], pack_ints(wrong)])).runs
+    older = GroupReader(msgspec.msgpack.encode(parts[:-1]))
+    assert list(older.parts(0)) == [events]
+
+
 # A sealed log is the same log
 
 
