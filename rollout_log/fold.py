@@ -287,6 +287,9 @@ class Rollout(State):
         self.marks.append(event)
         if event.name == "finish_inferred":
             self.choice_or_first().inferred = str(event.fields.get("finish_reason"))
+        elif event.name == "called_off":
+            if self.request is not None and event.fields.get("request") == self.request.number:
+                self.request.called_off = True
         elif event.name == "concurrent_request":
             child = event.fields.get("child")
             number = self.request.number if self.request else None

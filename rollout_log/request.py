@@ -77,6 +77,8 @@ class Request(msgspec.Struct):
     last_time: int | None = None
     late_deltas: int = 0
     undecodable: int = 0
+    called_off: bool = False
+    """It would have been made again, had the caller not left."""
 
     def outcome(self, choice: Choice) -> Outcome | None:
         """Return how the request ended for one choice; None while it is open."""
@@ -106,6 +108,8 @@ class Request(msgspec.Struct):
             if choice.inferred in _ABORTS:
                 return "aborted"
             return "truncated" if choice.inferred == "length" else "completed"
+        if self.called_off and ended is not None:
+            return "aborted"
         return _STATUS[ended] if ended else "pending"
 
     def problems(self, choices: Collection[Choice]) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from rollout_log.sse import FrameSplitter
 
 if TYPE_CHECKING:
     from rollout_log.fold import Rollout
-    from rollout_log.record.samples import LiveSample
+    from rollout_log.record.live import LiveSample
 
 __all__ = ["Exchange"]
 

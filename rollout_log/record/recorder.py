@@ -25,9 +25,10 @@ from rollout_log.record.errors import GenerationFailed, GenerationRefused
 from rollout_log.record.evidence import Evidence, evidence_of_finish
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import safe_url
-from rollout_log.record.retry import Backoff, judge
+from rollout_log.record.live import LiveSample
+from rollout_log.record.retry import Backoff, Verdict, judge
 from rollout_log.record.samples import Samples
-from rollout_log.record.sending import encode, is_finished, send
+from rollout_log.record.sending import encode, send
 from rollout_log.record.watchdog import take_back_cancel
 from rollout_log.request import CAN_BE_INFERRED, Request
 
@@ -86,7 +87,7 @@ class Recorder:
 
         `options` are those of `Call`. Raises `GenerationRefused` when the engine will not serve the request,
         `GenerationFailed` when the retries are used up; both carry the rollout. A cancellation raises
-        `CancelledError` and leaves the sample aborted (or, between two tries, as the last one left it),
+        `CancelledError` and leaves the sample aborted with the tokens it has, between two tries as well,
         unless the finish had come: then the finished sample is returned.
         """
         return await self.run(Call(key=key, url=url, body=body, **options))
@@ -97,37 +98,37 @@ class Recorder:
         if dialect is None:
             url = safe_url(call.url)
             raise RolloutLogError(f"sample {call.key!r}: {url} is no path an engine generates on")
-        key, base, cause, body = call.key, call.base, call.cause, call.body
+        base, cause, body = call.base, call.cause, call.body
         info = dialect.read_request(encode(body))
+        sample: LiveSample | None = None
         first_base: int | None = None
         attempt = fruitless = 0
         while True:
-            exchange = self._begin(call, key, body, base, cause)
-            key, rollout = exchange.key, exchange.rollout  # a retry stays with the sample, child or not
+            exchange = self._begin(call, body, base, cause, sample)
+            sample, rollout = exchange.sample, exchange.rollout  # a retry stays with it, child or not
             request = rollout.requests[-1]
             if first_base is None:
                 first_base = request.base
             if call.on_read is not None:
                 call.on_read(rollout)  # the request's base may have cut the response
             await send(self._client, call, exchange, body, stall_s=self._stall_s)
-            await self._settle(exchange)
             self._infer_finish(call, exchange, dialect.read_request(encode(body)))
             verdict = judge(rollout, request, retry_without_terminal=self._no_terminal == "auto")
-            if verdict.kind == "final" or (call.should_stop is not None and call.should_stop()):
-                return rollout
-            if verdict.kind == "refused":
-                raise GenerationRefused(
-                    f"sample {exchange.key!r}: the engine refused: {verdict.reason}", rollout
-                )
-            if attempt >= self._backoff.tries:
-                raise GenerationFailed(
-                    f"sample {exchange.key!r}: given up after {several(attempt + 1, 'request')}, the last "
-                    f"ended in {verdict.reason}. Is the engine at {safe_url(call.url)} up?",
-                    rollout,
-                )
-            fruitless = 0 if request.tokens else fruitless + 1
-            self._tell_retry(exchange.key, request, verdict.reason, call.url)
-            if not await self._pause(call, self._backoff.delay(max(fruitless - 1, 0))):
+            try:
+                await self._settle(exchange)
+                if verdict.kind == "final":
+                    return rollout
+                if not _stops(call):
+                    self._check(call, exchange, verdict, attempt)
+                    fruitless = 0 if request.tokens else fruitless + 1
+                    self._tell_retry(exchange.key, request, verdict.reason, call.url)
+                    await self._pause(call, self._backoff.delay(max(fruitless - 1, 0)))
+            except asyncio.CancelledError:
+                _call_off(exchange, verdict, "cancelled")
+                raise
+            if _stops(call):
+                _call_off(exchange, verdict, "the run aborts")
+                await self._settle(exchange)
                 return rollout
             attempt += 1
             cause = "retry"
@@ -153,12 +154,17 @@ class Recorder:
     # Parts
 
     def _begin(
-        self, call: Call, key: str, body: Mapping[str, Any], base: int | None, cause: Cause | None
+        self,
+        call: Call,
+        body: Mapping[str, Any],
+        base: int | None,
+        cause: Cause | None,
+        sample: LiveSample | None,
     ) -> Exchange:
         version = call.weight_version() if callable(call.weight_version) else call.weight_version
         parts = urlsplit(call.url)
         return self.samples.request(
-            key,
+            call.key if sample is None else sample.key,
             path=parts.path + (f"?{parts.query}" if parts.query else ""),
             url=call.url,
             headers=call.headers.items(),
@@ -167,6 +173,7 @@ class Recorder:
             cause=cause,
             weight_version=version,
             opened=call.opened,
+            sample=sample,
         )
 
     def _tell_retry(self, key: str, request: Request, reason: str, url: str) -> None:
@@ -184,22 +191,33 @@ class Recorder:
             self._backoff.longest,
         )
 
+    def _check(self, call: Call, exchange: Exchange, verdict: Verdict, attempt: int) -> None:
+        """Raise where a request that did not finish is not made again."""
+        if verdict.kind == "refused":
+            message = f"sample {exchange.key!r}: the engine refused: {verdict.reason}"
+            raise GenerationRefused(message, exchange.rollout)
+        if attempt >= self._backoff.tries:
+            raise GenerationFailed(
+                f"sample {exchange.key!r}: given up after {several(attempt + 1, 'request')}, the last "
+                f"ended in {verdict.reason}. Is the engine at {safe_url(call.url)} up?",
+                exchange.rollout,
+            )
+
     async def _settle(self, exchange: Exchange) -> None:
         try:
             await exchange.settle()
         except asyncio.CancelledError:
-            if not is_finished(exchange.rollout):
+            if exchange.rollout.status not in {"completed", "truncated"}:
                 raise
             take_back_cancel()
 
-    async def _pause(self, call: Call, delay: float) -> bool:
-        """Wait before a retry; False when the run aborts meanwhile."""
+    async def _pause(self, call: Call, delay: float) -> None:
+        """Wait before a retry, or until the run aborts."""
         deadline = asyncio.get_running_loop().time() + delay
         while (left := deadline - asyncio.get_running_loop().time()) > 0:
-            if call.should_stop is not None and call.should_stop():
-                return False
+            if _stops(call):
+                return
             await asyncio.sleep(min(left, 0.5) if call.should_stop else left)
-        return not (call.should_stop is not None and call.should_stop())
 
     def _may_go_on(self, call: Call, rollout: Rollout, info: RequestInfo, kept: list[int]) -> bool:
         if self._on_retry == "restart" or info.n != 1 or _evidence(call, info, kept) is not None:
@@ -228,6 +246,16 @@ class Recorder:
         found = _evidence(call, info, rollout.choice_or_first().token_ids[request.base :])
         if found is not None:
             exchange.mark("finish_inferred", finish_reason=found.finish_reason, evidence=found.evidence)
+
+
+def _stops(call: Call) -> bool:
+    return call.should_stop is not None and call.should_stop()
+
+
+def _call_off(exchange: Exchange, verdict: Verdict, reason: str) -> None:
+    """Nobody tries again: what a passing failure had ended is an aborted sample, not a failed one."""
+    if verdict.kind == "retry" and exchange.rollout.status == "failed":
+        exchange.mark("called_off", reason=reason)
 
 
 def _evidence(call: Call, info: RequestInfo, tokens: list[int]) -> Evidence | None:

@@ -1,34 +1,33 @@
 """The samples a process is recording: which sample a request belongs to, and where it goes on from.
 
 A request joins the sample of its key, or, where gluing it on would be untrue (another one is open, another
-path or model, other prompt), a child of it: `KEY~2`, `KEY~3`, … Nothing here does IO; what happened goes to
-the log as events, which the log writes in its own thread.
+path or model, other prompt), a child of it: `KEY~2`, `KEY~3`, … A key that happens to be a child's name is
+the caller's own all the same: a request of that key which does not take up the child exactly where it stands
+begins another life of the name. Nothing here does IO; what happened goes to the log as events, which the log
+writes in its own thread.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rollout_log.engines import RequestInfo, dialect_for
-from rollout_log.errors import RecordingFailed
 from rollout_log.events import (
     Cause,
-    Closed,
     Event,
     Marked,
     Observed,
     Opened,
     Requested,
-    Unrecorded,
     elide_token_ids,
 )
 from rollout_log.fold import Rollout
@@ -36,15 +35,13 @@ from rollout_log.record.base import Start, start_of
 from rollout_log.record.elision import elide
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import safe_headers, safe_url
-from rollout_log.record.summary import summarize
-from rollout_log.response import Origin
+from rollout_log.record.live import LiveSample
 
 if TYPE_CHECKING:
     from rollout_log.log import Log
 
-__all__ = ["LiveSample", "Samples"]
+__all__ = ["Samples"]
 
-_logger = logging.getLogger("rollout_log")
 _HOST = socket.gethostname()
 _KEPT_IDLE = 16_384
 """Samples that stay in memory, so that a resume finds them; those with an open request always do."""
@@ -52,115 +49,7 @@ _KEPT_TOKENS = 8 << 20
 """Tokens that those without an open request may have, at about 70 bytes each."""
 _COUNT_EVERY = 256
 """Samples that open between two times that the tokens are counted."""
-
-
-class LiveSample:
-    """One sample of this process: what is folded so far, and how much of it the log took."""
-
-    def __init__(self, opened: Opened, log: Log | None, state: Rollout | None = None) -> None:
-        self.opened = opened
-        self.rollout = state or Rollout()
-        self.exchange: Exchange | None = None
-        """The latest request's; the sample is busy while it is open."""
-        self.path: str | None = None
-        self.model: str | None = None
-        self.children = 1
-        self._log = log
-        self._ordinal: int | None = None
-        self._written = 0
-        self._unrecorded_from: int | None = None
-        self._pid = os.getpid()
-
-    @property
-    def key(self) -> str:
-        """The sample's name in the log."""
-        return self.opened.key
-
-    @property
-    def kept(self) -> Collection[str]:
-        """The large parts that the log keeps whole; see `elision`."""
-        return getattr(self._log, "keep", ())
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is open and its consumer not known to be gone."""
-        return self.exchange is not None and not self.exchange.ended
-
-    def open(self) -> None:
-        """Write the sample's first event."""
-        self.rollout.apply(self.opened)
-        self.write([self.opened], summarized=True)
-
-    def write(self, events: Sequence[Event], *, summarized: bool = False) -> bool:
-        """Hand events to the log; False when it did not take them. Raises only where the log is strict.
-
-        `summarized`: the events are folded already, and the sample's summary goes with them.
-        """
-        try:
-            return self._log is not None and self._append(self._log, events, summarized)
-        except RecordingFailed:
-            raise
-        except Exception as error:
-            _logger.warning("recording of %r stopped: %s: %s", self.key, type(error).__name__, error)
-            return False
-
-    def _append(self, log: Log, events: Sequence[Event], summarized: bool) -> bool:
-        summary = None
-        if summarized:
-            if self._ordinal is None or self._pid != os.getpid():  # new, or inherited through a fork
-                self._create(log)
-                if events and events[0] is self.opened:
-                    events = events[1:]
-            summary = summarize(self.rollout)
-        if self._ordinal is None:
-            return False
-        if events and not log.append(self._ordinal, self._written, events, summary):
-            return False
-        self._written += len(events)
-        return True
-
-    def miss(self, length: int) -> None:
-        """The log did not take what came after the first `length` tokens; the next request makes it up."""
-        if self._unrecorded_from is None or length < self._unrecorded_from:
-            self._unrecorded_from = length
-
-    def make_up(self, base: int) -> list[Observed | Unrecorded]:
-        """Return what must be written first, before a request at `base`, to close a gap."""
-        start, self._unrecorded_from = self._unrecorded_from, None
-        if start is None:
-            return []
-        choice = self.rollout.choice_or_first()
-        events: list[Observed | Unrecorded] = []
-        for run in choice.runs:
-            kind = Observed if run.origin is Origin.OBSERVED else Unrecorded
-            if token_ids := choice.token_ids[max(run.start, start) : min(run.end, base)]:
-                events.append(kind(max(run.start, start), token_ids))
-        return events
-
-    def close(self, closed: Closed) -> None:
-        """Write down what the trainer made of the sample."""
-        self.rollout.apply(closed)
-        self.write([closed], summarized=True)
-
-    async def settle(self) -> bool:
-        """Wait, as the log's durability says, until what was written is on disk."""
-        if self._log is None or self._ordinal is None or self._pid != os.getpid():
-            return True
-        return await self._log.settle(self._ordinal)
-
-    def settle_sync(self) -> bool:
-        """As `settle`, for callers without an event loop."""
-        if self._log is None or self._ordinal is None or self._pid != os.getpid():
-            return True
-        return self._log.flush_sync(self._ordinal, timeout=0.1)
-
-    def _create(self, log: Log) -> None:
-        self._ordinal, self._written, self._pid = log.create(self.opened), 0, os.getpid()
-        if not log.append(self._ordinal, 0, [self.opened], summarize(self.rollout)):
-            self._ordinal = None
-            self._unrecorded_from = 0
-            return
-        self._written = 1
+_everywhere: weakref.WeakSet[Samples] = weakref.WeakSet()
 
 
 class Samples:
@@ -173,6 +62,7 @@ class Samples:
         self._live: OrderedDict[str, LiveSample] = OrderedDict()
         self._lock = threading.RLock()
         self._opened = 0
+        _everywhere.add(self)
 
     def get(self, key: str) -> LiveSample | None:
         """Return the newest life of a sample, None when this process has not seen it."""
@@ -183,7 +73,15 @@ class Samples:
         with self._lock:
             return list(self._live.values())
 
-    def adopt(self, opened: Opened, older: Rollout, length: int, *, path: str, model: str | None) -> None:
+    def children(self, sample: LiveSample) -> list[LiveSample]:
+        """Return a sample's children in memory, oldest first."""
+        names = (f"{sample.key}~{number}" for number in range(2, sample.children + 1))
+        found = (self._live.get(name) for name in names)
+        return [child for child in found if child is not None and child.opened.parent == sample.key]
+
+    def adopt(
+        self, opened: Opened, older: Rollout, length: int, *, path: str | None, model: str | None
+    ) -> LiveSample:
         """Begin another life of a sample, from the first `length` tokens of one that another process left."""
         state = Rollout.continue_from(older, length)
         before = older.opened or Opened(key=opened.key)
@@ -201,15 +99,15 @@ class Samples:
             sample = self._live[opened.key] = LiveSample(opened, self._log, state)
             sample.path, sample.model = path, model
             sample.open()
+        return sample
 
     def forget(self, key: str) -> None:
         """Let go of a sample and its children, but for those that are busy; the log keeps what it has."""
         with self._lock:
             sample = self._live.get(key)
-            children = range(2, sample.children + 1) if sample is not None else ()
-            for name in (key, *(f"{key}~{number}" for number in children)):
-                if name in self._live and not self._live[name].busy:
-                    del self._live[name]
+            for each in [] if sample is None else [sample, *self.children(sample)]:
+                if not each.busy:
+                    del self._live[each.key]
 
     def request(
         self,
@@ -225,18 +123,22 @@ class Samples:
         weight_version: str | None = None,
         supersede: bool = False,
         opened: Opened | None = None,
+        sample: LiveSample | None = None,
     ) -> Exchange:
         """Begin a request for a sample and return what takes in its response.
 
         `key` None makes a new one. `base`, `cause`: the caller's own word, before inference. `supersede`:
         the consumer of an open request of this key is gone. `opened`: what else is known of the sample,
-        should it be new (its `step` counts for the request in any case).
+        should it be new (its `step` counts for the request in any case). `sample`: what the request is made
+        for, as the caller knows from one before, whatever the key names.
         """
         key = _storable(key) if key else _new_key()
         dialect = dialect_for(path)
         info = dialect.read_request(body) if dialect else RequestInfo()
         with self._lock:
-            sample = self._place(key, path, info, opened, base=base, supersede=supersede)
+            sample = self._place(key, path, info, opened, sample=sample, base=base, supersede=supersede)
+            if sample.inherited:
+                sample = self._take_over(sample)
             start = start_of(sample.rollout, info.token_ids, base)
             number = len(sample.rollout.requests)
             elided = elide_token_ids(body, info.token_ids)
@@ -261,6 +163,16 @@ class Samples:
             exchange = sample.exchange = Exchange(sample, number, recording=recording)
         return exchange
 
+    def _take_over(self, sample: LiveSample) -> LiveSample:
+        """Go on with a sample of the process that this one was forked from: in another life of it."""
+        older, length = sample.rollout, sample.recorded
+        heir = self.adopt(sample.opened, older, length, path=sample.path, model=sample.model)
+        heir.children = sample.children
+        made_up = sample.make_up(older.length)
+        heir.rollout.apply_all(made_up)
+        heir.write(made_up)
+        return heir
+
     def _begin(self, sample: LiveSample, start: Start, requested: Requested) -> bool:
         rollout = sample.rollout
         events: list[Event] = []
@@ -282,14 +194,19 @@ class Samples:
         info: RequestInfo,
         opened: Opened | None,
         *,
+        sample: LiveSample | None,
         base: int | None,
         supersede: bool,
     ) -> LiveSample:
         """Find or make the sample a request belongs to."""
-        sample = self._live.get(key)
-        if sample is None or sample.rollout.closed is not None:
-            return self._open(key, path, info, opened, after=sample)
-        self._live.move_to_end(key)
+        known = sample or self._live.get(key)
+        if known is None or known.rollout.closed is not None:
+            return self._open(key, path, info, opened, after=known)
+        if sample is None and known.opened.parent is not None and not _goes_on(known, path, info):
+            return self._open(key, path, info, opened, after=known)  # the caller's key, by accident a child's
+        sample = known
+        self._live.setdefault(sample.key, sample)
+        self._live.move_to_end(sample.key)
         again = base == 0 and info.token_ids is None and (path, info.model) == (sample.path, sample.model)
         if not again and not _belongs(sample, path, info):  # text that the caller knows to start over
             return self._child(sample, path, info, opened)
@@ -321,8 +238,7 @@ class Samples:
         """Return the child that a request takes up exactly where it stands; of several, the longest."""
         if info.token_ids is None:
             return None
-        names = (f"{parent.key}~{number}" for number in range(2, parent.children + 1))
-        children = [child for name in names if (child := self._live.get(name)) is not None and not child.busy]
+        children = (child for child in self.children(parent) if not child.busy)
         return max(
             (child for child in children if _goes_on(child, path, info)),
             key=lambda child: child.rollout.length,
@@ -401,3 +317,11 @@ def _new_key() -> str:
 
 def _storable(key: str) -> str:
     return key.encode("utf-8", "backslashreplace").decode()
+
+
+def _after_fork_in_child() -> None:
+    for samples in _everywhere:
+        samples._lock = threading.RLock()  # another thread may have held it, which is not here
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

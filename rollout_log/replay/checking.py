@@ -23,8 +23,9 @@ from rollout_log.log import Entry, LogReader
 from rollout_log.record import Recorder, recording
 from rollout_log.record.call import Call
 from rollout_log.record.errors import GenerationFailed, GenerationRefused
+from rollout_log.record.live import LiveSample
 from rollout_log.record.retry import Backoff
-from rollout_log.record.samples import LiveSample, Samples
+from rollout_log.record.samples import Samples
 from rollout_log.replay.recording import RecordedExchange, read_exchanges
 from rollout_log.replay.transport import ReplayTransport
 from rollout_log.view import SampleView, view

@@ -300,6 +300,8 @@ def _marked(event: Marked) -> str:
     if event.name == "finish_inferred":
         reason, evidence = event.fields.get("finish_reason"), event.fields.get("evidence")
         return f"taken as finished ({reason}): {evidence or 'no evidence'}"
+    if event.name == "called_off":
+        return f"not made again: {event.fields.get('reason') or 'no reason'}"
     if event.name == "concurrent_request":
         return f"another request came meanwhile; it is sample {event.fields.get('child')}"
     fields = ", ".join(f"{name} {value}" for name, value in event.fields.items())

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from rollout_log.events import Opened
-from rollout_log.record.samples import LiveSample
+from rollout_log.record.live import LiveSample
 from rollout_log.record.transport import recording
 from rollout_log.trainer.host import Host
 from rollout_log.trainer.opening import opened_for
@@ -122,10 +122,7 @@ class _Recorded:
         if live is None or len(live.rollout.requests) == self.requests:
             return
         yield live
-        for number in range(2, live.children + 1):
-            child = samples.get(f"{live.key}~{number}")
-            if child is not None:
-                yield child
+        yield from samples.children(live)
 
     def _say_nothing_came(self, result: Any) -> None:
         if any(sample.response_length for sample in _flat(result if result is not None else [])):

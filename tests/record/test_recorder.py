@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import socket
@@ -14,6 +15,7 @@ from typing_extensions import Self
 from raw_server import RawStream, play
 from rollout_log.record import GenerationFailed, GenerationRefused, Recorder
 from rollout_log.record.retry import Backoff
+from rollout_log.record.watchdog import Watchdog
 
 PATH = "/inference/v1/generate"
 JSON = [("content-type", "application/json")]
@@ -399,3 +401,127 @@ async def test_samples_and_tasks_do_not_leak():
         await asyncio.sleep(0)
         names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}
     assert not [name for name in names if "Watchdog" in name or "Recorder" in name]
+
+
+@pytest.fixture
+def _watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a run aborts is asked a hundred times a second."""
+    monkeypatch.setattr("rollout_log.record.sending.Watchdog", functools.partial(Watchdog, interval=0.01))
+
+
+FAILURE = RawStream(body=frame([11]) + error_frame(503))
+WAITING = Backoff(first=3600.0, longest=3600.0, tries=5)
+
+
+async def called_off(served: Served, **options: object) -> asyncio.Task:
+    """Return a call that waits for an hour before it tries again."""
+    task = asyncio.create_task(served.generate(**options))
+    while not ((sample := served.recorder.samples.get("k")) and sample.exchange.ended):  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    return task
+
+
+async def test_a_cancel_between_two_tries_leaves_an_aborted_sample_that_is_resumed():
+    async with Served(FAILURE, REST, backoff=WAITING) as served:
+        task = await called_off(served)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        rollout = served.recorder.samples.get("k").rollout
+        assert (rollout.status, rollout.choice().token_ids) == ("aborted", [11])
+        assert causes(rollout) == [(0, "first", "engine_error")]
+        assert [(mark.name, mark.fields["reason"]) for mark in rollout.marks] == [("called_off", "cancelled")]
+        resumed = await served.generate({**body(9), "token_ids": [1, 2, 11]})
+    assert (resumed.status, resumed.choice().token_ids) == ("completed", [11, 13])
+
+
+async def test_a_run_that_aborts_between_two_tries_leaves_an_aborted_sample():
+    aborts: list[bool] = []
+    async with Served(FAILURE, backoff=WAITING) as served:
+        task = await called_off(served, should_stop=lambda: bool(aborts))
+        aborts.append(True)
+        rollout = await task
+    assert (rollout.status, rollout.choice().token_ids) == ("aborted", [11])
+    assert rollout.marks[0].fields["reason"] == "the run aborts"
+
+
+async def test_a_run_that_aborts_does_not_hide_a_refusal():
+    async with Served(RawStream(body=error_frame(400)), backoff=WAITING) as served:
+        rollout = await served.generate(
+            should_stop=lambda: bool((sample := served.recorder.samples.get("k")) and sample.exchange.ended)
+        )
+    assert (rollout.status, rollout.marks) == ("failed", [])
+
+
+async def test_a_cancel_while_a_failure_is_written_down_leaves_an_aborted_sample(monkeypatch):
+    async with Served(FAILURE, backoff=WAITING) as served:
+        reached = asyncio.Event()
+
+        async def settle(sample: object) -> bool:
+            reached.set()
+            await asyncio.Event().wait()
+            return True
+
+        monkeypatch.setattr("rollout_log.record.live.LiveSample.settle", settle)
+        task = asyncio.create_task(served.generate())
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert served.recorder.samples.get("k").rollout.status == "aborted"
+
+
+@pytest.mark.usefixtures("_watched_closely")
+async def test_a_stream_that_lingers_after_its_finish_is_left(monkeypatch):
+    monkeypatch.setattr("rollout_log.record.sending._LINGER_S", 0.1)
+    async with Served(RawStream(body=frame([11], "stop"), end="hang")) as served:
+        rollout = await served.generate()
+        await asyncio.wait_for(served.engine.left.wait(), 10)
+    assert (rollout.status, rollout.choice().token_ids) == ("completed", [11])
+    assert rollout.requests[0].how == "timeout"
+    assert [request.path for request in served.engine.requests if request.method == "POST"] == [PATH]
+
+
+@pytest.mark.usefixtures("_watched_closely")
+async def test_an_aborting_run_waits_for_the_last_word_of_the_engine():
+    """The abort frame has what only the engine knows."""
+    stream = RawStream(body=frame([11]) + frame([], "abort") + DONE, reads=[len(frame([11]))], delay=0.2)
+    aborts: list[bool] = []
+    async with Served(stream) as served:
+        rollout = await served.generate(
+            on_read=lambda rollout: rollout.length and aborts.append(True),
+            should_stop=lambda: bool(aborts),
+            stop_grace_s=3600.0,
+        )
+    assert (rollout.status, rollout.choice().token_ids) == ("aborted", [11])
+    assert causes(rollout) == [(0, "first", "aborted")]
+
+
+@pytest.mark.usefixtures("_watched_closely")
+async def test_an_aborting_run_is_not_patient_for_ever():
+    aborts: list[bool] = []
+    async with Served(RawStream(body=frame([11]), end="hang")) as served:
+        rollout = await served.generate(
+            on_read=lambda rollout: rollout.length and aborts.append(True),
+            should_stop=lambda: bool(aborts),
+            stop_grace_s=0.05,
+        )
+    assert causes(rollout) == [(0, "first", "cancelled")]
+
+
+async def test_waits_grow_over_tries_in_vain_and_begin_anew_after_tokens(monkeypatch):
+    asked: list[int] = []
+
+    def delay(backoff: Backoff, attempt: int) -> float:
+        asked.append(attempt)
+        return 0.0
+
+    monkeypatch.setattr(Backoff, "delay", delay)
+    down = RawStream(500)
+    async with Served(
+        down, down, down, CUT, down, down, CUT, WHOLE, backoff=QUICK._replace(tries=9)
+    ) as served:
+        rollout = await served.generate()
+    assert rollout.status == "completed"
+    assert asked == [0, 1, 2, 0, 0, 1, 0]

@@ -421,3 +421,60 @@ def test_an_event_stream_may_be_written_in_any_case():
     exchange.respond(200, [("Content-Type", "Text/Event-Stream")])
     exchange.feed(frame([11]))
     assert exchange.rollout.choice().token_ids == [11]
+
+
+def own(client: Client, key: str) -> Client:
+    """Another client of the same process, with a key of its own."""
+    other = Client(key)
+    other.samples = client.samples
+    return other
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["an ended child", "an open child"])
+def test_a_key_that_is_a_childs_name_is_its_callers_own(busy):
+    client = Client("a")
+    client.ask([1, 2], [11])
+    child = client.begin([7, 8])
+    child.feed(frame([21]))
+    if not busy:
+        child.end("eof")
+    theirs = own(client, "a~2").ask([7, 8], [31])
+    assert child.key == theirs.key == "a~2"
+    assert (child.rollout.opened.parent, theirs.rollout.opened.parent) == ("a", None)
+    assert (child.rollout.opened.incarnation, theirs.rollout.opened.incarnation) == (0, 1)
+    child.feed(frame([22], "stop"))
+    child.end("eof")
+    assert child.rollout.choice().token_ids == ([21, 22] if busy else [21])
+    assert theirs.rollout.choice().token_ids == [31]
+    assert client.ask([7, 8, 31], [32]).key == "a~3", "another's sample is nobody's child"
+    client.samples.forget("a")
+    assert [sample.key for sample in client.samples.all()] == ["a~2"]
+    assert own(client, "a~2").ask([7, 8, 31], [33]).rollout.choice().token_ids == [31, 33]
+
+
+def test_a_child_does_not_take_a_name_that_is_in_use():
+    client = Client("a")
+    theirs = own(client, "a~2").ask([7, 8], [31])
+    client.ask([1, 2], [11])
+    child = client.ask([7, 8], [21])
+    assert (child.key, child.rollout.opened.parent) == ("a~3", "a")
+    assert theirs.rollout.choice().token_ids == [31]
+
+
+def test_a_child_is_taken_up_by_its_name_where_it_stands():
+    client = Client("a")
+    client.ask([1, 2], [11])
+    child = client.ask([7, 8], [21])
+    again = own(client, "a~2").ask([7, 8, 21, 40], [22])
+    assert again.sample is child.sample
+    assert again.rollout.choice().token_ids == [21, 40, 22]
+
+
+def test_a_request_stays_with_the_sample_that_its_caller_has():
+    client = Client("a")
+    client.ask([1, 2], [11])
+    child = client.ask([7, 8], [21], None)
+    own(client, "a~2").ask([7, 8], [31])
+    again = client.ask([7, 8, 21], [22], sample=child.sample)
+    assert again.sample is child.sample
+    assert again.rollout.choice().token_ids == [21, 22]
