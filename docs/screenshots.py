@@ -52,7 +52,6 @@ def main(page: Path, key: str, into: Path) -> None:
         ("sample", 1440, 1100, False, key),
         ("dark", 1440, 1100, True, key),
         ("phone", 375, 812, False, None),
-        ("phone-sample", 375, 812, False, key),
     ):
         with browser(width, height, dark=dark) as driver:
             open_report(driver, page, sample)

@@ -13,9 +13,9 @@ from typing import Any
 from rollout_log.ascii_json import to_json
 from rollout_log.events import Delta
 from rollout_log.export.samples import Options, Sample, text_file
-from rollout_log.export.times import first_token_ns, request_end_ns, sample_span_ns, version_starts_ns
 from rollout_log.fold import Rollout
 from rollout_log.request import Request
+from rollout_log.times import first_token_ns, request_end_ns, sample_span_ns, version_starts_ns
 
 __all__ = ["trace_events", "write"]
 

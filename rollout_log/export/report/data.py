@@ -16,11 +16,11 @@ from rollout_log.export.report.page import pack, parts
 from rollout_log.export.report.sample import Lane, detail_of, lane_of, unreadable
 from rollout_log.export.report.vocabulary import Vocabulary
 from rollout_log.export.samples import Decode, text_file
-from rollout_log.export.times import version_starts_ns
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry, LogReader
 from rollout_log.log.summary import Summary
 from rollout_log.problems import PROBLEMS
+from rollout_log.times import version_starts_ns
 
 __all__ = ["Histogram", "Overview", "Rate", "Report", "by_interest"]
 

@@ -14,11 +14,11 @@ import msgspec
 from rollout_log.ascii_json import to_json
 from rollout_log.export.report.arrivals import Followed
 from rollout_log.export.report.vocabulary import Vocabulary
-from rollout_log.export.times import request_end_ns, sample_span_ns
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry
 from rollout_log.request import Request
 from rollout_log.response import Choice
+from rollout_log.times import request_end_ns, sample_span_ns
 
 __all__ = ["Bar", "Detail", "Lane", "Mark", "Tokens", "detail_of", "lane_of", "unreadable"]
 

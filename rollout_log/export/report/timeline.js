@@ -244,7 +244,8 @@ class Timeline {
     for (const time of this.ticks()) {
       const x = Math.round(this.x(time));
       pen.fillRect(x, floor, 1, 5);
-      pen.fillText(duration(time - start), x + 4, height - 8);
+      const label = duration(time - start);
+      if (x + 4 + pen.measureText(label).width <= width) pen.fillText(label, x + 4, height - 8);
     }
     let free = 0;
     for (const [version, time] of versions) {

@@ -1,4 +1,4 @@
-"""When things happened to a sample, on the wall clock: what the trace formats draw."""
+"""When things happened to a sample, on the wall clock: what traces draw."""
 
 from __future__ import annotations
 
