@@ -8,6 +8,7 @@ from recorded import PATH, frame
 from rollout_log.cli.stats import size
 from rollout_log.events import Delta, Ended, Opened, Requested, Responded
 from rollout_log.log import Log, Summary
+from rollout_log.statistics import _pick
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND
@@ -100,3 +101,14 @@ def test_people_get_a_line_a_fact(timed_log, call):
 )
 def test_sizes(count, shown):
     assert size(count) == shown
+
+
+@pytest.mark.parametrize(("samples", "most"), [(40, 17), (40, 39), (40, 40), (41, None), (9, 1), (1000, 100)])
+def test_those_that_are_looked_into_are_spread_and_none_twice(samples, most):
+    entries = list(range(samples))
+    picked = _pick(entries, most)
+    assert picked == sorted(set(picked))
+    assert len(picked) == samples if most is None or most >= samples else 0 < len(picked) <= most
+    if len(picked) > 20:
+        assert picked[0] < samples * 0.1
+        assert picked[-1] > samples * 0.8
