@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 import struct
 import tempfile
 import zlib
@@ -13,15 +15,19 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from replay.memory import MemoryLog
+from replay.streams import sample
 from rollout_log.columns import unpack
 from rollout_log.engines import dialect_named
 from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import Opened, decode_events, encode_events
 from rollout_log.fold import fold
-from rollout_log.http_server import serve
+from rollout_log.http_server import Handler, serve
 from rollout_log.log.block import HEADER_SIZE, Block, unpack_block
 from rollout_log.record.proxy import Proxy
 from rollout_log.record.samples import Samples
+from rollout_log.replay.desk import Desk
+from rollout_log.replay.server import ReplayHandler
 from rollout_log.sources import open_source
 from rollout_log.sse import FrameSplitter
 from rollout_log.view import view
@@ -99,27 +105,66 @@ class _Upstream(httpx.AsyncBaseTransport):
         return httpx.Response(200, stream=httpx.ByteStream(b"ok"), extensions=extensions)
 
 
-async def _http(data: bytes) -> None:
-    proxy = Proxy(Samples(None), "http://127.0.0.1:9")
+class _Failures(logging.Handler):
+    """What handlers failed with; a client that hung up sees nothing of it."""
 
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record)
+
+
+async def _send(handler: Handler, data: bytes) -> None:
+    """Send bytes and the end to a server, and then once more without the end; no handler fails."""
+    logger, failures = logging.getLogger("rollout_log.http_server"), _Failures()
+    logger.addHandler(failures)
+    try:
+        async with serve(handler, arrival_s=0.01, stall_s=0.01) as server:
+            for ends in (True, False):
+                reader, writer = await asyncio.open_connection(server.host, server.port)
+                writer.write(data)
+                if ends:
+                    writer.write_eof()
+                answer = b""
+                with contextlib.suppress(ConnectionError):  # cut off while it still sent
+                    answer = await asyncio.wait_for(reader.read(), 30)
+                    writer.close()
+                    await writer.wait_closed()
+                assert not answer or answer.startswith(b"HTTP/1.1 ")
+    finally:
+        logger.removeHandler(failures)
+    assert not failures.found, failures.found[0].getMessage()
+
+
+async def _proxy(data: bytes) -> None:
+    proxy = Proxy(Samples(None), "http://127.0.0.1:9")
     await proxy.aclose()
     proxy._transport = _Upstream()  # type: ignore[assignment]
-    async with serve(proxy) as server:
-        reader, writer = await asyncio.open_connection(server.host, server.port)
-        writer.write(data)
-        writer.write_eof()
-        answer = await asyncio.wait_for(reader.read(), 10)
-        assert not answer or answer.startswith(b"HTTP/1.1 ")
-        assert b"HTTP/1.1 500" not in answer, answer
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+    await _send(proxy, data)
 
 
 def http(data: bytes) -> None:
-    asyncio.run(_http(data))
+    """The proxy, and the server beneath it."""
+    asyncio.run(_proxy(data))
+
+
+def engine(data: bytes) -> None:
+    """The stand-in engine, with its controls."""
+    asyncio.run(_send(ReplayHandler(Desk(_recorded())), data))
+
+
+@functools.cache
+def _recorded() -> MemoryLog:
+    log = MemoryLog()
+    for number in range(3):
+        sample(log, f"k{number}", [7, 8], [number, 2])
+    return log
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (sse, dialects, requests, events, blocks, fixtures, columns, http)
+    target.__name__: target
+    for target in (sse, dialects, requests, events, blocks, fixtures, columns, http, engine)
+    for target in (sse, dialects, requests, events, blocks, fixtures, columns, http, engine)
 }

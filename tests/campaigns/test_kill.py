@@ -7,9 +7,11 @@ import contextlib
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -105,6 +107,86 @@ async def test_a_thousand_kills(tmp_path, batch):
     """50 a batch: 25 rounds of one writer alone, then 13 rounds of two in one directory."""
     await run_kills(tmp_path / "alone", batch * 25, batch * 25 + 25, 1)
     await run_kills(tmp_path / "pairs", batch * 25, batch * 25 + 13, 2)
+
+
+COMMITTING = """
+import asyncio, json, os, random, sys
+from rollout_log.events import Delta, Opened
+from rollout_log.log import Log
+from rollout_log.log.committer import Committer
+
+write, number = Committer.write, 0
+
+def telling(self, rows):
+    global number
+    number += 1
+    keys = [key.hex() for table, key, _ in rows if table == "blocks"]
+    os.write(1, (json.dumps([number, keys]) + "\\n").encode())
+    size = write(self, rows)
+    os.write(1, (json.dumps([number, None]) + "\\n").encode())
+    return size
+
+Committer.write = telling
+
+async def main():
+    log = Log.open(sys.argv[1], window_ms=10, segment_bytes=200_000, seal=False)
+    random.seed(int(sys.argv[2]))
+
+    async def run(name):
+        sample = log.create(Opened(name))
+        log.append(sample, 0, [Opened(name)])
+        for at in range(1, 100_000):
+            log.append(sample, at, [Delta(0, random.randbytes(random.randrange(3000)))])
+            if random.random() < 0.1:
+                await log.flush(sample)
+            await asyncio.sleep(0.001 * random.random())
+
+    await asyncio.gather(*(run(f"key-{number}") for number in range(8)))
+
+asyncio.run(main())
+"""
+
+
+def kill_in_commits(log: Path, seed: int) -> tuple[int, int]:
+    """Kill a writer that tells its commits; return how many it had done, and how many its log has."""
+    begun: dict[int, set[str]] = {}
+    done = 0
+    chance = random.Random(seed)
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMITTING, log, str(seed)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        last = chance.randrange(1, 400)
+        for line in writer.stdout:
+            number, keys = json.loads(line)
+            if keys is None:
+                done = number
+            else:
+                begun[number] = set(keys)
+            if number >= last and writer.poll() is None:
+                if chance.random() < 0.5:
+                    time.sleep(0.002 * chance.random())
+                writer.send_signal(signal.SIGKILL)
+    assert writer.returncode == -signal.SIGKILL
+    with LogReader.open(log) as reader:
+        (folder,) = reader._folders()
+        found = {key.hex() for segment in reader._of(folder) for key, _ in segment.rows("blocks")}
+    so_far: set[str] = set()
+    for number in range(max(begun, default=0) + 1):
+        so_far |= begun.get(number, set())
+        if so_far == found:
+            assert done <= number <= done + 1, "nothing that was done is missing, nothing came out of turn"
+            return done, number
+    raise AssertionError("what is there is no number of commits, in their order")
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 63), marks=pytest.mark.campaign)])
+def test_a_killed_writer_leaves_its_commits_in_their_order(tmp_path, seeds):
+    counts = [kill_in_commits(tmp_path / str(seed), seed) for seed in seeds]
+    inside = sum(done != found for done, found in counts)
+    print(
+        f"{len(counts)} kills after {sum(done for done, _ in counts)} commits, {inside} of them in mid-commit"
+    )
 
 
 READER = """

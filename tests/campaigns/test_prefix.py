@@ -1,23 +1,34 @@
-"""Every prefix is a sample: of each fixture's events, and of each stream's bytes (`record/test_captures.py`).
+"""Every prefix is a sample: of each fixture's events, and of each stream's bytes; and goes on to the whole.
 
-The short form takes a few cuts of every sample; the long form all of them.
+For the bytes of captures see `record/test_captures.py`. The short form takes a few cuts of every sample; the
+long form all of them.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import captures
 from record.test_captures import body_of
-from rollout_log.events import Event, Requested, decode_events, encode_events
+from replay.test_anywhere import drive
+from rollout_log.events import Ended, Event, Requested, decode_events, encode_events
 from rollout_log.fold import Rollout, fold
+from rollout_log.log import Entry
+from rollout_log.record.continuation import request_from
 from rollout_log.record.samples import Samples
 from rollout_log.record.summary import summarize
+from rollout_log.replay.asking import Asked
+from rollout_log.replay.checking import OneSample
+from rollout_log.replay.desk import Desk
+from rollout_log.replay.recording import RecordedExchange, read_exchanges
+from rollout_log.response import Origin
 from rollout_log.sources import open_source
 from rollout_log.view import view
 
@@ -127,3 +138,110 @@ def test_every_prefix_of_a_fixture(path):
 @pytest.mark.parametrize("name", captures.names())
 def test_every_prefix_of_a_capture(name):
     run_capture(name, None)
+
+
+def exchanges_of(path: Path) -> Iterator[tuple[OneSample, Entry, list[RecordedExchange]]]:
+    reader = open_source(path)
+    for entry in reader.samples():
+        alone = OneSample(reader, entry)
+        yield alone, entry, read_exchanges(alone, entry.ref, entry.name)
+
+
+def check_bytes(exchange: RecordedExchange, cuts: Container[int]) -> int:
+    """Feed a response byte by byte; wherever a frame ends or a cut is, it is a sample that only grew."""
+    exchanging = Samples(None).request("k", path=exchange.requested.path, body=exchange.body)
+    exchanging.respond(exchange.status or 200, exchange.headers)
+    rollout, checked, before = exchanging.rollout, 0, -1
+    for at in range(len(exchange.response) + 1):
+        if rollout.events != before or at in cuts:
+            check(rollout)
+            cut = rollout.copy()
+            cut.apply(Ended(exchange.number, "reset"))
+            check(cut)
+            before = rollout.events
+        checked += 1
+        exchanging.feed(exchange.response[at : at + 1])
+    exchanging.end("eof")
+    assert exchanging.broken is None
+    tokens = [token for frame in exchange.decoded for delta in frame.choices for token in delta.token_ids]
+    assert rollout.requests[0].tokens == len(tokens)
+    return checked
+
+
+def run_bytes(path: Path, most: int | None) -> None:
+    checked = 0
+    for _, _, exchanges in exchanges_of(path):
+        for exchange in exchanges[:most]:
+            if exchange.status is not None:
+                checked += check_bytes(exchange, () if most else range(0, len(exchange.response), 97))
+    print(f"{path.name}: {checked} byte prefixes")
+    assert checked > 0
+
+
+def is_deterministic(truth: Rollout) -> bool:
+    """Whether replay has one answer to going on: one choice, nothing from the environment, to the end."""
+    runs = truth.choice_or_first().runs
+    return (
+        truth.n == 1
+        and truth.status in {"completed", "truncated"}
+        and all(run.origin is Origin.GENERATED for run in runs)
+    )
+
+
+def go_on_after(alone: OneSample, truth: Rollout, first: RecordedExchange, cut: int) -> Rollout | None:
+    """Leave the first response once `cut` bytes have come, and go on until it is finished."""
+    assert first.dialect is not None
+    desk, samples = Desk(alone), Samples(None)
+    asked: dict[str, Any] | None = json.loads(first.body)
+    path, cut_at = first.requested.path, cut
+    while asked is not None:
+        playback = desk.take(Asked.of("POST", path, json.dumps(asked).encode()))
+        exchange = samples.request("k", path=path, body=json.dumps(asked).encode())
+        exchange.respond(playback.script.status or 200, playback.script.headers)
+        got = drive(playback, cut_at or None, abort=cut_at is None)
+        exchange.feed(got)
+        exchange.end("eof" if cut_at is None else "reset")
+        desk.leave(playback)
+        rollout, cut_at = exchange.rollout, None
+        if rollout.status in {"completed", "truncated"}:
+            return rollout
+        kept = rollout.choice().token_ids
+        asked = request_from(first.dialect.name, json.loads(first.body), truth.prompt_token_ids, kept)
+    return None
+
+
+def run_resumes(path: Path, most: int | None) -> None:
+    """Whatever was kept of the first response: going on from it gives the tokens that were recorded."""
+    resumed = 0
+    for seed, (alone, entry, exchanges) in enumerate(exchanges_of(path)):
+        truth, first = alone.rollout(entry.ref), exchanges[0]
+        if not is_deterministic(truth) or first.dialect is None or first.info.token_ids is None:
+            continue
+        ends = list(itertools.accumulate(len(frame.wire) for frame in first.frames))
+        cuts = [1, *ends[:-1]]
+        for cut in cuts if most is None else random.Random(seed).sample(cuts, min(most, len(cuts))):
+            rollout = go_on_after(alone, truth, first, cut)
+            assert rollout is not None, (entry.name, cut)
+            assert rollout.choice().token_ids == truth.choice().token_ids, (entry.name, cut)
+            assert rollout.status == truth.status
+            assert not [each for each in rollout.problems if each.severity == "error"]
+            resumed += 1
+    print(f"{path.name}: {resumed} resumes")
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
+def test_some_byte_prefixes_and_resumes_of_a_fixture(path):
+    run_bytes(path, 1)
+    run_resumes(path, 2)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
+def test_every_byte_prefix_of_a_fixture(path):
+    run_bytes(path, None)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
+def test_a_resume_from_every_frame_of_a_fixture(path):
+    run_resumes(path, None)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from rollout_log.errors import SampleNotFound
-from rollout_log.events import Delta, Opened
+from rollout_log.events import Delta, Event, Opened
 from rollout_log.log import Log, LogReader
 from rollout_log.log.committer import Committer
+from rollout_log.log.queue import Queue
 
 
 async def test_flush_commits_only_the_samples_it_is_asked_for(log, path, begin):
@@ -94,6 +96,30 @@ def test_the_window_commits_by_itself(path, begin, deltas):
     while log.durable(sample) < 9:
         time.sleep(0.005)
     log.close()
+
+
+def test_no_event_waits_longer_than_the_window_for_its_commit_to_begin(path, monkeypatch):
+    """By a clock that stands still: the oldest event counts, whatever comes after it."""
+    now = [1000.0]
+    monkeypatch.setattr("rollout_log.log.queue.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def nothing(sample: int, first: int, end: int) -> list[Event]:
+        return []
+
+    queue = Queue(path, window=0.25, limit=1 << 20, strict=False, first_ordinal=0, read_back=nothing)
+    old, new = queue.create(), queue.create()
+    queue.append(old, 0, [Opened("old")], None)
+    for step in range(1, 25):
+        now[0] = 1000 + step / 100
+        queue.append(new, step - 1, [Delta(0, b"x")], None)
+        assert queue._take(everything=False) == {}
+    now[0] = 1000.25
+    assert list(queue._take(everything=False)) == [old, new]
+    queue.append(new, 24, [Delta(0, b"x")], None)
+    now[0] = 1000.49
+    assert queue._take(everything=False) == {}, "a window begins with its first event"
+    now[0] = 1000.5
+    assert list(queue._take(everything=False)) == [new]
 
 
 def test_many_bytes_are_committed_before_the_window_ends(log, begin):
