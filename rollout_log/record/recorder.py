@@ -42,7 +42,7 @@ __all__ = ["Call", "Recorder"]
 _logger = logging.getLogger("rollout_log")
 
 OnRetry = Literal["auto", "restart", "continue"]
-NoTerminal = Literal["auto", "abort"]
+NoTerminal = Literal["auto", "stop", "abort"]
 
 
 class Recorder:
@@ -51,7 +51,8 @@ class Recorder:
     `on_retry`: `auto` goes on from the tokens there are where that gives the same distribution, else
     starts again; `restart` always starts again; `continue` always goes on where the parameters allow it.
     `no_terminal`: what a clean end without finish reason and without evidence calls for: `auto` a retry,
-    `abort` an aborted sample. `stall_s`: seconds between reads before `/health` is asked.
+    `stop` a finished sample, `abort` an aborted one. `stall_s`: seconds between reads before `/health` is
+    asked.
     """
 
     def __init__(
@@ -246,6 +247,8 @@ class Recorder:
         found = _evidence(call, info, rollout.choice_or_first().token_ids[request.base :])
         if found is not None:
             exchange.mark("finish_inferred", finish_reason=found.finish_reason, evidence=found.evidence)
+        elif self._no_terminal == "stop" and rollout.ended_of(request) == "no_terminal" and not _stops(call):
+            exchange.mark("finish_inferred", finish_reason="stop", evidence="setting")
 
 
 def _stops(call: Call) -> bool:

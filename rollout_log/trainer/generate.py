@@ -228,15 +228,11 @@ class _Generation:
             return sample
         names = {"completed": status.COMPLETED, "truncated": status.TRUNCATED}
         sample.status = names.get(rollout.status, status.ABORTED)
-        last = rollout.requests[-1]
-        aborted = bool(getattr(self.state, "aborted", False))
-        if sample.status is status.ABORTED and rollout.ended_of(last) == "no_terminal" and not aborted:
-            wanted = self.session.settings.no_terminal
-            if wanted == "stop":
-                self.recorder.mark(self.key, "finish_inferred", finish_reason="stop", evidence="setting")
-                sample.status = status.COMPLETED
-            elif wanted == "fail":
-                return self._fail(GenerationFailed(f"sample {self.key!r}: no finish reason came", rollout))
+        unfinished = (
+            sample.status is status.ABORTED and rollout.ended_of(rollout.requests[-1]) == "no_terminal"
+        )
+        if unfinished and self.session.settings.no_terminal == "fail":
+            return self._fail(GenerationFailed(f"sample {self.key!r}: no finish reason came", rollout))
         failure = self.incomplete or self._take_routed_experts(rollout)
         if failure is not None:
             return self._fail(failure)

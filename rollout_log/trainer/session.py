@@ -70,7 +70,7 @@ class Session:
             self.log,
             client,
             on_retry=settings.on_retry,
-            no_terminal="auto" if settings.no_terminal == "auto" else "abort",
+            no_terminal="abort" if settings.no_terminal == "fail" else settings.no_terminal,
             backoff=Backoff(tries=settings.retries),
             stall_s=settings.stall_s,
             samples=self.samples,
