@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rollout_log.errors import RecordingFailed
 from rollout_log.events import Closed, Event, Observed, Opened, Unrecorded
 from rollout_log.fold import Rollout
+from rollout_log.log.summary import decode_summary, encode_summary
 from rollout_log.record.summary import summarize
 from rollout_log.response import Origin
 
@@ -17,9 +21,38 @@ if TYPE_CHECKING:
     from rollout_log.log import Log
     from rollout_log.record.exchange import Exchange
 
-__all__ = ["LiveSample"]
+__all__ = ["Closable", "LiveSample"]
 
 _logger = logging.getLogger("rollout_log")
+
+
+class Closable(msgspec.Struct):
+    """A sample that left the memory: it can be closed, and no more."""
+
+    key: str
+    log: Log
+    ordinal: int
+    written: int
+    """Events that the log has."""
+    summary: bytes
+
+    def close(self, closed: Closed) -> None:
+        """Write down what the trainer made of the sample. Raises only where the log is strict."""
+        before = decode_summary(self.summary)
+        summary = msgspec.structs.replace(
+            before,
+            trainer_status=closed.status,
+            step=before.step if closed.step is None else closed.step,
+            evaluation=before.evaluation or closed.evaluation,
+            events=before.events + 1,
+            updated_unix_ns=time.time_ns(),
+        )
+        try:
+            self.log.append(self.ordinal, self.written, [closed], summary)
+        except RecordingFailed:
+            raise
+        except Exception as error:
+            _logger.warning("%r was not closed in the log: %s: %s", self.key, type(error).__name__, error)
 
 
 class LiveSample:
@@ -120,6 +153,13 @@ class LiveSample:
         """Write down what the trainer made of the sample."""
         self.rollout.apply(closed)
         self.write([closed], summarized=True)
+
+    def closable(self) -> Closable | None:
+        """Return what stays of a sample that leaves the memory; None where the log has nothing of it."""
+        if self._log is None or self._ordinal is None or self.inherited:
+            return None
+        summary = encode_summary(summarize(self.rollout))
+        return Closable(self.key, self._log, self._ordinal, self._written, summary)
 
     async def settle(self) -> bool:
         """Wait, as the log's durability says, until what was written is on disk."""

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,19 +49,25 @@ _KEPT_TOKENS = 8 << 20
 """Tokens that those without an open request may have, at about 70 bytes each."""
 _COUNT_EVERY = 256
 """Samples that open between two times that the tokens are counted."""
+_GO_AT_ONCE = 4
+"""Samples that leave when one opens, so that no stream waits long for it."""
 _everywhere: weakref.WeakSet[Samples] = weakref.WeakSet()
 
 
 class Samples:
     """All samples of one log in this process, by key."""
 
-    def __init__(self, log: Log | None) -> None:
+    def __init__(self, log: Log | None, *, let_go: Callable[[LiveSample], None] | None = None) -> None:
+        """`let_go` is told of each sample that leaves the memory because there is no more room."""
         self._log = log
+        self._let_go = let_go
         self.unrecorded = 0
         """Requests that the log did not take."""
         self._live: OrderedDict[str, LiveSample] = OrderedDict()
         self._lock = threading.RLock()
         self._opened = 0
+        self._excess = 0
+        """Tokens above the limit, when they were counted last."""
         _everywhere.add(self)
 
     def get(self, key: str) -> LiveSample | None:
@@ -276,14 +282,19 @@ class Samples:
     def _forget_idle(self) -> None:
         """Before another sample comes, keep within the limits; those go first that were used longest ago."""
         self._opened += 1
-        tokens = 0
         if self._opened % _COUNT_EVERY == 0:
             tokens = sum(_tokens_of(sample) for sample in self._live.values() if not sample.busy)
-        while len(self._live) > _KEPT_IDLE or tokens > _KEPT_TOKENS:
+            self._excess = tokens - _KEPT_TOKENS
+        for _ in range(_GO_AT_ONCE):
+            if len(self._live) <= _KEPT_IDLE and self._excess <= 0:
+                return
             key = next((key for key, sample in self._live.items() if not sample.busy), None)
             if key is None:
                 return
-            tokens -= _tokens_of(self._live.pop(key))
+            sample = self._live.pop(key)
+            self._excess -= _tokens_of(sample)
+            if self._let_go is not None:
+                self._let_go(sample)
 
 
 def _tokens_of(sample: LiveSample) -> int:

@@ -13,26 +13,35 @@ from rollout_log.events import Closed
 from rollout_log.fold import Rollout
 from rollout_log.trainer.storable import storable
 
-__all__ = ["close_consumed", "rest_of"]
+__all__ = ["Fingerprint", "close_consumed", "fingerprints", "folded", "rest_of"]
 
 _IN_CLOSED = ("status", "reward")
 
 
-def close_consumed(sample: Any, rollout: Rollout, consumed: Closed) -> Closed:
-    """Return the event of a sample that was consumed when, where and as which one `consumed` says."""
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What tells whether a value is the one that it was taken of, in the same process."""
+
+    hash: int
+
+
+def close_consumed(sample: Any, known: Mapping[str, Any], consumed: Closed) -> Closed:
+    """Return the event of a sample that was consumed when, where and as which one `consumed` says.
+
+    `known`: what the log has of it (`folded`), or `fingerprints` of that.
+    """
     status = getattr(sample.status, "value", sample.status)
     return msgspec.structs.replace(
-        consumed, status=str(status), reward=storable(sample.reward), sample=rest_of(sample, rollout)
+        consumed, status=str(status), reward=storable(sample.reward), sample=rest_of(sample, known)
     )
 
 
-def rest_of(sample: Any, rollout: Rollout) -> dict[str, Any]:
+def rest_of(sample: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sample's attributes by name, but for those that are as the fold has them or at their defaults.
 
     `Sample.from_dict` of these, with tokens, log-probs, mask and versions of the fold, status and reward of
     the event, is the sample again. Tensors above 65,536 elements and objects are named only (`storable`).
     """
-    known = {**_defaults(type(sample)), **_folded(rollout)}
+    known = {**_defaults(type(sample)), **known}
     return {
         name: storable(_plain(value))
         for name, value in _attributes(sample).items()
@@ -49,9 +58,10 @@ def _plain(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
-def _folded(rollout: Rollout) -> dict[str, Any]:
+def folded(rollout: Rollout) -> dict[str, Any]:
+    """Return the attributes of a sample that the log gives back without its closing."""
     opened, choice = rollout.opened, rollout.choice_or_first()
-    folded: dict[str, Any] = {
+    found: dict[str, Any] = {
         "tokens": [*rollout.prompt_token_ids, *choice.token_ids],
         "response_length": len(choice.token_ids),
         "rollout_log_probs": choice.logprobs,
@@ -59,8 +69,21 @@ def _folded(rollout: Rollout) -> dict[str, Any]:
         "weight_versions": [span.version for span in choice.weight_versions(rollout.dispatched)],
     }
     if opened is not None:
-        folded |= {"index": opened.index, "group_index": opened.group_index}
-    return folded
+        found |= {"index": opened.index, "group_index": opened.group_index}
+    return found
+
+
+def fingerprints(values: Mapping[str, Any]) -> dict[str, Fingerprint]:
+    """Return what is left of values when they are let go: nothing, of those that have no hash."""
+    found = {name: _fingerprint(value) for name, value in values.items()}
+    return {name: print_ for name, print_ in found.items() if print_ is not None}
+
+
+def _fingerprint(value: Any) -> Fingerprint | None:
+    try:
+        return Fingerprint(hash(tuple(value) if type(value) is list else value))
+    except TypeError:
+        return None
 
 
 def _defaults(kind: type[Any]) -> dict[str, Any]:
@@ -77,6 +100,8 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 
 def _same(value: Any, other: Any) -> bool:
     """Whether two values are equal; NaN equals NaN, and what cannot be compared differs."""
+    if type(other) is Fingerprint:
+        return _fingerprint(value) == other
     if value is other:
         return True
     if type(value) is list and type(other) is list:

@@ -11,8 +11,9 @@ import threading
 import time
 import uuid
 import weakref
+from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -20,9 +21,11 @@ from rollout_log.errors import RolloutLogError
 from rollout_log.log import Log
 from rollout_log.log.retention import cap_of
 from rollout_log.record import Recorder, RecordingTransport
+from rollout_log.record.live import Closable, LiveSample
 from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
 from rollout_log.settings import Settings, read_settings
+from rollout_log.trainer.closing import Fingerprint, fingerprints, folded
 from rollout_log.trainer.host import Host
 from rollout_log.trainer.recovery import Life, Recovery
 
@@ -34,8 +37,18 @@ _session: Session | None = None
 _KEPT_STEPS = 4
 """For how many steps a finished sample is kept for `log_metrics`; fully asynchronous runs lag behind."""
 _OVER = ("completed", "truncated", "failed")
+_MOST_ASIDE = 1 << 16
+"""Samples out of memory that can still be closed, at about a kilobyte each."""
 _VERSION_S = 2.0
 """How long the engine may take to say which weights it has."""
+
+
+class Aside(NamedTuple):
+    """A sample that left the memory before its step was closed."""
+
+    closable: Closable
+    known: dict[str, Fingerprint]
+    """Of what the log has of it."""
 
 
 class Session:
@@ -45,7 +58,8 @@ class Session:
         self.settings = settings
         self.run = run
         self.log = _open_log(settings, run)
-        self.samples = Samples(self.log)
+        self.samples = Samples(self.log, let_go=self._set_aside)
+        self._aside: OrderedDict[str, Aside] = OrderedDict()
         self.pid = os.getpid()
         self._owners: dict[str, weakref.ref[Any]] = {}
         self._version: tuple[int | None, str] | None = None
@@ -75,6 +89,20 @@ class Session:
             stall_s=settings.stall_s,
             samples=self.samples,
         )
+
+    def _set_aside(self, live: LiveSample) -> None:
+        """A step may have more tokens than stay in memory: what leaves it is closed all the same."""
+        try:
+            if (closable := live.closable()) is not None:
+                self._aside[live.key] = Aside(closable, fingerprints(folded(live.rollout)))
+        except Exception as error:
+            self.say_once("sample %r cannot be closed: %s: %s", live.key, type(error).__name__, error)
+        while len(self._aside) > _MOST_ASIDE:
+            self._aside.popitem(last=False)
+
+    def take_aside(self, key: str) -> Aside | None:
+        """Return what is left of a sample that is no longer in memory, once."""
+        return self._aside.pop(key, None)
 
     def key_of(self, sample: Any, *, evaluation: bool) -> str:
         """Return a sample's key: it survives a resume, and no two samples that are alive share one."""

@@ -13,6 +13,7 @@ import pytest
 from plugin.test_loop import TWO_END_TWO_HOLD, function, quick
 from rollout_log import slime, vime
 from rollout_log.log import LogReader
+from rollout_log.record.summary import summarize
 from rollout_log.steps import by_step
 from rollout_log.trainer.session import close_session, session_for
 from rollout_log.view import view
@@ -267,6 +268,40 @@ def test_memory_holds_what_a_later_step_may_still_take(rig: Rig) -> None:
     kept = {live.rollout.step for live in session_for(trainer.args).samples.all()}
     assert kept == {3, 4, 5, 6, 7}
     assert trainer.problems == []
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_step_of_more_tokens_than_memory_holds_is_closed_whole(
+    rig: Rig, log: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr("rollout_log.record.samples._KEPT_TOKENS", 20)
+    monkeypatch.setattr("rollout_log.record.samples._COUNT_EVERY", 1)
+    _, trainer = rig(
+        generate=vime.generate,
+        engine={"versions": "field"},
+        questions=[prompt_text(n, tokens=5 + n) for n in range(4)],
+        groups=6,
+        custom_rollout_log_function_path="rollout_log.vime.log_metrics",
+        custom_eval_rollout_log_function_path="rollout_log.vime.log_eval_metrics",
+    )
+    consumed = [copy.deepcopy(sample) for step in range(steps) for sample in trainer.step(step)]
+    data = trainer.evaluate(0, {"easy": [prompt_text(1, tokens=5)] * 12})
+    consumed += copy.deepcopy(data["easy"]["samples"])
+    assert trainer.problems == []
+    assert session_for(trainer.args).take_aside(consumed[0].metadata["rollout_log"]["key"]) is None
+    close_session()
+    with LogReader.open(log) as reader:
+        summaries = {entry.summary.key: entry.summary for entry in reader.samples()}
+        for sample in consumed:
+            key = sample.metadata["rollout_log"]["key"]
+            assert rebuilt(reader, key).to_dict() == sample.to_dict()
+            rollout = reader.rollout(key)
+            assert rollout.closed.sample.keys().isdisjoint({"tokens", "rollout_log_probs", "loss_mask"})
+            ours, read = summaries[key], summarize(rollout)
+            read.updated_unix_ns = ours.updated_unix_ns
+            assert ours == read
+    assert {each["perf/rollout_log/samples_of_other_processes"] for each in trainer.logged[:-1]} == {0}
+    assert trainer.logged[-1]["eval/rollout_log/samples_of_other_processes"] == 0
 
 
 def test_consumed_samples_leave_the_memory(rig: Rig) -> None:
