@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "LogReader", "Ref", "Tables"]
 
 _Events = TypeVar("_Events", Block, Piece)
+_MOST_COMPARED = 1000
 _VIEW = re.compile(r"(?P<key>.+)#(?P<choice>\d+)", re.DOTALL)
 _LIFE = re.compile(r"(?P<key>.+)@(?P<incarnation>\d+)", re.DOTALL)
 
@@ -173,8 +175,10 @@ class LogReader:
         """
         found = self._find(name)
         if found is None:
-            keys = sorted({row.summary.key for row in self._rows()})
-            near = difflib.get_close_matches(name, keys, n=3, cutoff=0.4)
+            keys = sorted({summary.key for summary in self.summaries()})
+            at = bisect(keys, name)  # of many, those that begin as it does
+            alike = keys[max(at - _MOST_COMPARED, 0) : at + _MOST_COMPARED]
+            near = difflib.get_close_matches(name, alike, n=3, cutoff=0.4)
             count = several(len(keys), "key")
             hint = f"the nearest: {', '.join(map(repr, near))}" if near else f"it has {count}"
             where = ", ".join(str(log) for log in self.logs[:3])
