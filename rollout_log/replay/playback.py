@@ -24,6 +24,8 @@ HELD_S = 10.0
 """How long a response is held before that is said."""
 _TURN = 32
 """Pieces that are given out without a wait, before others have their turn."""
+_AT_ONCE = 16 << 10
+"""Bytes that are given out together: clients read 64 kB at most, and cut the piece that is not whole by then."""
 
 
 class Wait(NamedTuple):
@@ -206,9 +208,13 @@ class play:  # noqa: N801 - used as a function
     async def due(self) -> list[bytes]:
         """Return all pieces that are due, at least one and not too many. Raises `StopAsyncIteration`."""
         pieces = [await self.__anext__()]
-        while self._left > 0 and isinstance(step := self._playback.step(), bytes):
+        size = len(pieces[0])
+        while self._left > 0 and size < _AT_ONCE and isinstance(step := self._playback.step(), bytes):
             self._left -= 1
+            size += len(step)
             pieces.append(step)
+        if size >= _AT_ONCE:
+            self._left = 0
         return pieces
 
     async def _wait(self, step: Wait | Over) -> None:
