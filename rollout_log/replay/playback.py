@@ -25,7 +25,7 @@ HELD_S = 10.0
 _TURN = 32
 """Pieces that are given out without a wait, before others have their turn."""
 _AT_ONCE = 16 << 10
-"""Bytes that are given out together: clients read 64 kB at most, and cut the piece that is not whole by then."""
+"""Bytes that are given out together: a client that reads 64 kB at most cuts no piece in two then."""
 
 
 class Wait(NamedTuple):
