@@ -228,10 +228,9 @@ class _Generation:
             return sample
         names = {"completed": status.COMPLETED, "truncated": status.TRUNCATED}
         sample.status = names.get(rollout.status, status.ABORTED)
-        unfinished = (
-            sample.status is status.ABORTED and rollout.ended_of(rollout.requests[-1]) == "no_terminal"
-        )
-        if unfinished and self.session.settings.no_terminal == "fail":
+        no_terminal = not self._is_finished() and rollout.ended_of(rollout.requests[-1]) == "no_terminal"
+        aborted = bool(getattr(self.state, "aborted", False))
+        if no_terminal and not aborted and self.session.settings.no_terminal == "fail":
             return self._fail(GenerationFailed(f"sample {self.key!r}: no finish reason came", rollout))
         failure = self.incomplete or self._take_routed_experts(rollout)
         if failure is not None:
