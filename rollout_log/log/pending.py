@@ -30,6 +30,11 @@ class Part:
         """The segment that has the sample's row so far; 0: none. Known once it is taken into a commit."""
 
     @property
+    def end(self) -> int:
+        """The number of the event that comes next."""
+        return self.first + len(self.events)
+
+    @property
     def opens(self) -> str | None:
         """The key of the sample that begins here."""
         return self.events[0].key if self.events and isinstance(self.events[0], Opened) else None

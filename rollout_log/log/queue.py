@@ -78,8 +78,8 @@ class Queue:
         self._read_back = read_back
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._next = array("Q")
-        """Of each sample, by ordinal: the number of its next event."""
+        self._committed = array("Q")
+        """Of each sample, by ordinal: how many of its events are on disk."""
         self._segments = array("L")
         """Of each sample: the segment that has its row; 0 before its first commit."""
         self._dirty: dict[int, Part] = {}
@@ -113,27 +113,30 @@ class Queue:
     @property
     def next_ordinal(self) -> int:
         """The ordinal of the sample that is created next."""
-        return self._first_ordinal + len(self._next)
+        return self._first_ordinal + len(self._committed)
 
     def create(self) -> int:
         """Allocate an ordinal."""
         with self._lock:
             ordinal = self.next_ordinal
-            self._next.append(0)
+            self._committed.append(0)
             self._segments.append(0)
             return ordinal
 
     def append(self, sample: int, first: int, events: Sequence[Event], summary: Summary | None) -> bool:
         """Take events; see `Log.append`."""
         with self._lock:
-            place = sample - self._first_ordinal
-            if not 0 <= place < len(self._next):
-                if not 0 <= sample < self._first_ordinal:
-                    raise SequenceConflict(
-                        f"sample {sample} was never created in {self.path}; call `create` first"
-                    )
-                return self._refuse(events, f"sample {sample} was created before this process was forked")
-            expected = self._next[place]
+            part = self._dirty.get(sample)
+            if part is None:
+                if not self._has(sample):
+                    if not 0 <= sample < self._first_ordinal:
+                        raise SequenceConflict(
+                            f"sample {sample} was never created in {self.path}; call `create` first"
+                        )
+                    return self._refuse(events, f"sample {sample} was created before this process was forked")
+                expected = self._next(sample)
+            else:
+                expected = part.first + len(part.events)
             if first != expected:
                 known = self._repeated(sample, first, events, expected)
                 if known is None:
@@ -154,14 +157,12 @@ class Queue:
             if not self._dirty:
                 self._due = time.monotonic() + self._window
                 self._work.notify()
-            part = self._dirty.get(sample)
             if part is None:
                 part = self._dirty[sample] = Part(sample, expected)
             part.events.extend(events)
             part.weight += weight
             if summary is not None or part.summary is None:
                 part.summary = summary or (summary_of(events) if first == 0 else None)
-            self._next[place] = expected + len(events)
             self._queued += weight
             if self._queued > COMMIT_BYTES:
                 self._work.notify()
@@ -253,7 +254,8 @@ class Queue:
         with self._lock:
             parts, self._in_hand = self._in_hand.values(), {}
             for part in parts:
-                self._segments[part.ordinal - self._first_ordinal] = segment
+                place = part.ordinal - self._first_ordinal
+                self._committed[place], self._segments[place] = part.end, segment
                 self._queued -= part.weight
                 self.counters.events += len(part.events)
             self.counters.bytes += size
@@ -281,11 +283,7 @@ class Queue:
     def give_up(self) -> int:
         """Drop everything. Returns how many events that loses."""
         with self._lock:
-            lost = 0
-            for part in self._parts():
-                lost += len(part.events)
-                place = part.ordinal - self._first_ordinal
-                self._next[place] = min(self._next[place], part.first)
+            lost = sum(len(part.events) for part in self._parts())
             self._dirty.clear()
             self._in_hand.clear()
             self.counters.dropped_events += lost
@@ -302,14 +300,17 @@ class Queue:
         return False
 
     def _has(self, sample: int) -> bool:
-        return 0 <= sample - self._first_ordinal < len(self._next)
+        return 0 <= sample - self._first_ordinal < len(self._committed)
 
     def _parts(self) -> Iterable[Part]:
         return itertools.chain(self._in_hand.values(), self._dirty.values())
 
     def _durable(self, sample: int) -> int:
-        part = self._in_hand.get(sample) or self._dirty.get(sample)
-        return self._next[sample - self._first_ordinal] if part is None else part.first
+        return self._committed[sample - self._first_ordinal]
+
+    def _next(self, sample: int) -> int:
+        part = self._dirty.get(sample) or self._in_hand.get(sample)
+        return self._durable(sample) if part is None else part.end
 
     def _repeated(self, sample: int, first: int, events: Sequence[Event], expected: int) -> int | None:
         """Return how many of the events are there already; None where that cannot be read back.
@@ -344,7 +345,7 @@ class Queue:
     def _targets(self, samples: Sequence[int]) -> dict[int, int]:
         if not samples:
             samples = [part.ordinal for part in self._parts()]
-        return {sample: self._next[sample - self._first_ordinal] for sample in samples if self._has(sample)}
+        return {sample: self._next(sample) for sample in samples if self._has(sample)}
 
     def _reached(self, targets: Mapping[int, int]) -> bool:
         return all(self._durable(sample) >= target for sample, target in targets.items())
