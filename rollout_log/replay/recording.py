@@ -186,13 +186,15 @@ class RecordedExchange:
             for token in delta.token_ids
         ]
 
+    def take_delta(self, delta: Delta) -> None:
+        """Add a frame of the response."""
+        wire = b"data: %b\n\n" % delta.data if delta.raw is None else delta.raw
+        self.frames.append(RecordedFrame(delta.time, delta.data, wire))
+        self.ended = max(self.ended, delta.time)
+
     def take(self, event: Event) -> None:
-        """Add an event of this request."""
-        if isinstance(event, Delta):
-            wire = b"data: %b\n\n" % event.data if event.raw is None else event.raw
-            self.frames.append(RecordedFrame(event.time, event.data, wire))
-            self.ended = max(self.ended, event.time)
-        elif isinstance(event, Responded):
+        """Add another event of this request."""
+        if isinstance(event, Responded):
             self.status, self.responded = event.status, event.time
             self.headers = [(name, value) for name, value in event.headers if name not in _STALE]
         elif isinstance(event, Body):
@@ -228,10 +230,14 @@ def read_exchanges(source: Source, ref: Any, name: str) -> list[RecordedExchange
     unfolded: list[Event] = []
     found: dict[int, RecordedExchange] = {}
     for _, event in source.events(ref):
-        if isinstance(event, Opened) and event.continues is not None:
-            rollout = _older(source, event.key, event.continues)
         unfolded.append(event)
-        if isinstance(event, Requested):
+        if isinstance(event, Delta):  # nearly all
+            if (exchange := found.get(event.number)) is not None:
+                exchange.take_delta(event)
+        elif isinstance(event, Opened):
+            if event.continues is not None:
+                rollout = _older(source, event.key, event.continues)
+        elif isinstance(event, Requested):
             # Folding it truncates the response to its base: what is left is what the body named.
             rollout.apply_all(unfolded)
             unfolded.clear()

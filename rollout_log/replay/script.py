@@ -114,9 +114,13 @@ def marks_of(exchange: RecordedExchange) -> list[Mark]:
     finished = False
     for recorded, frame in zip(exchange.frames, exchange.decoded, strict=False):
         size += len(recorded.wire)
-        tokens += new_tokens(frame)[0]
-        finished = finished or finishes(frame)
-        marks.append(Mark(size, tokens, finished, aborts(frame)))
+        count, finish = new_tokens(frame)
+        tokens += count
+        aborted = False
+        if finish is not None or len(frame.choices) != 1 or frame.choices[0].index:
+            finished = finished or finishes(frame)
+            aborted = aborts(frame)
+        marks.append(Mark(size, tokens, finished, aborted))
     return marks
 
 
