@@ -68,7 +68,7 @@ class Recorder:
     ) -> None:
         self.samples = samples or Samples(log)
         self._log = log
-        self._client = client
+        self.client = client
         self._on_retry = on_retry
         self._no_terminal = no_terminal
         self._backoff = backoff or Backoff()
@@ -112,7 +112,7 @@ class Recorder:
                 first_base = request.base
             if call.on_read is not None:
                 call.on_read(rollout)  # the request's base may have cut the response
-            await send(self._client, call, exchange, body, stall_s=self._stall_s)
+            await send(self.client, call, exchange, body, stall_s=self._stall_s)
             self._infer_finish(call, exchange, dialect.read_request(encode(body)))
             verdict = judge(rollout, request, retry_without_terminal=self._no_terminal == "auto")
             try:

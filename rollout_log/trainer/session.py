@@ -61,13 +61,16 @@ class Session:
         self.samples = Samples(self.log, let_go=self._set_aside)
         self._aside: OrderedDict[str, Aside] = OrderedDict()
         self.pid = os.getpid()
-        self._owners: dict[str, weakref.ref[Any]] = {}
+        self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._version: tuple[int | None, str] | None = None
         self._step: int | None = None
         self._asks_version = True
+        self._silent: tuple[int | None] | None = None
+        """The step in which no engine answered when it was asked for its weights."""
         self._asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
         )
+        self._recorder: Recorder | None = None
         self._said: set[str] = set()
         self._counted: dict[str, int] = {}
         self._recovery: Recovery | None = None
@@ -78,17 +81,19 @@ class Session:
         self._tapped: list[tuple[weakref.ref[httpx.AsyncClient], httpx.AsyncBaseTransport]] = []
 
     def recorder(self, client: httpx.AsyncClient) -> Recorder:
-        """Return a recorder over a client, into this session's log."""
-        settings = self.settings
-        return Recorder(
-            self.log,
-            client,
-            on_retry=settings.on_retry,
-            no_terminal="abort" if settings.no_terminal == "fail" else settings.no_terminal,
-            backoff=Backoff(tries=settings.retries),
-            stall_s=settings.stall_s,
-            samples=self.samples,
-        )
+        """Return the recorder over a client, into this session's log: one, so that it says things once."""
+        if self._recorder is None or self._recorder.client is not client:
+            settings = self.settings
+            self._recorder = Recorder(
+                self.log,
+                client,
+                on_retry=settings.on_retry,
+                no_terminal="abort" if settings.no_terminal == "fail" else settings.no_terminal,
+                backoff=Backoff(tries=settings.retries),
+                stall_s=settings.stall_s,
+                samples=self.samples,
+            )
+        return self._recorder
 
     def _set_aside(self, live: LiveSample) -> None:
         """A step may have more tokens than stay in memory: what leaves it is closed all the same."""
@@ -112,12 +117,11 @@ class Session:
             session_id = getattr(sample, "session_id", None) or uuid.uuid4().hex
             index = getattr(sample, "index", None)
             key = f"{'e' if evaluation else 't'}{'' if index is None else index}-{str(session_id)[:12]}"
-        owner = self._owners.get(key)
-        other = owner() if owner is not None else None
+        other = self._owners.get(key)
         if other is not None and other is not sample:  # a copy that is generated beside its original
             key = f"{key}-{uuid.uuid4().hex[:6]}"
         with contextlib.suppress(TypeError):  # what cannot be watched cannot be told from its copies either
-            self._owners[key] = weakref.ref(sample)
+            self._owners[key] = sample
         return key
 
     def enter(self, step: int | None) -> None:
@@ -149,20 +153,28 @@ class Session:
 
     async def ask_version(self, host: Host, client: httpx.AsyncClient, url: str, step: int | None) -> None:
         """Ask the engine once a step for its weights: where only a last frame has them, a cancel loses it."""
-        if host.version_path is None or not self._asks_version or self.known_version(step) is not None:
+        if host.version_path is None or not self._wants_version(step):
             return
         async with self._asking.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            if self.known_version(step) is not None:  # somebody else asked meanwhile
+            if not self._wants_version(step):  # somebody else asked meanwhile
                 return
             version = None
-            with contextlib.suppress(httpx.HTTPError, ValueError):
+            try:
                 answer = await client.get(httpx.URL(url).join(host.version_path), timeout=_VERSION_S)
                 said = answer.json() if answer.status_code < 400 else None
                 version = said.get("weight_version") if isinstance(said, dict) else None
+            except httpx.HTTPError:
+                self._silent = (step,)
+                return
+            except ValueError:
+                pass  # not JSON, so not what is asked for
             if isinstance(version, (str, int)):
                 self.tell_version(step, str(version))
             else:
                 self._asks_version = False
+
+    def _wants_version(self, step: int | None) -> bool:
+        return self._asks_version and self._silent != (step,) and self.known_version(step) is None
 
     def recovery(self, step: int | None) -> Recovery | None:
         """Return what older processes left in this log; the first call's `step` is the first one after it.
@@ -306,3 +318,11 @@ def _file_name(text: str) -> str:
         "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text).lstrip(".")
         or "run"
     )
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it, which is not here
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
