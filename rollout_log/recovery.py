@@ -18,6 +18,7 @@ from rollout_log.log import Log
 from rollout_log.log.salvage import Salvage, Salvaged
 from rollout_log.record.summary import summarize
 from rollout_log.response import Origin
+from rollout_log.times import sample_span_ns
 
 __all__ = ["Recovery", "recover"]
 
@@ -77,7 +78,9 @@ def _write(log: Log, sample: Salvaged, found: Recovery) -> None:
     def hand_over() -> None:
         nonlocal written
         assert ordinal is not None  # noqa: S101 - the first event makes it
-        accepted = log.append(ordinal, written, waiting, summarize(rollout))
+        summary = summarize(rollout)
+        summary.updated_unix_ns = sample_span_ns(rollout)[1]
+        accepted = log.append(ordinal, written, waiting, summary)
         if not (accepted and log.flush_sync(ordinal)):
             raise RecordingFailed(f"cannot write to {log.path}; is the disk full?")
         written += len(waiting)

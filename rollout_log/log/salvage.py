@@ -140,10 +140,13 @@ class Salvage:
             return offset + 1
 
     def _suspect(self, header: bytes) -> None:
-        """Remember a broken block. LMDB leaves torn copies behind wherever it frees space in a page."""
+        """Remember a broken block. LMDB leaves torn copies behind wherever it frees space in a page.
+
+        What no writer puts into a header was torn there, and is no block that anything reads.
+        """
         with contextlib.suppress(LogDamaged):
             claim = read_claim(header)
-            if claim.writer in self._names:
+            if claim.writer in self._names and 1 <= claim.events <= block.SPLIT_AT and claim.stored:
                 self._broken.append(claim)
 
     def _has(self, claim: Claim) -> bool:

@@ -113,6 +113,7 @@ def test_recover_of_a_whole_log_is_a_copy(log, tmp_path, call):
     with LogReader.open(log) as old, LogReader.open(tmp_path / "new") as new:
         for entry in old.samples():
             there = new.summary(new.find(entry.name))
+            assert there.updated_unix_ns <= entry.summary.updated_unix_ns, "when it changed"
             assert msgspec.structs.replace(there, updated_unix_ns=0) == msgspec.structs.replace(
                 entry.summary, updated_unix_ns=0
             )

@@ -80,6 +80,18 @@ def test_everything_comes_out_of_a_whole_log(log_copy, whole, monkeypatch):
     assert salvaged(log_copy)[0] == before, "a block may lie over the end of a window"
 
 
+def test_a_header_that_lmdb_wrote_over_is_no_broken_block(whole, path):
+    shutil.copytree(whole, path)
+    segment = segments(path)[0]
+    data = segment.read_bytes()
+    at = data.index(MAGIC)
+    with segment.open("ab") as file:
+        file.write(data[at : at + 24] + bytes([1] * 8) + bytes(PAGE - 32))  # its sample stands
+    events, found = salvaged(path)
+    assert found.broken == 0
+    assert events == content_of(whole)
+
+
 def test_random_damage_costs_what_it_hits_and_makes_nothing_up(log_copy, whole):
     before = content_of(whole)
     dice = random.Random(9)
