@@ -19,6 +19,7 @@ from rollout_log.cli._table import print_table
 from rollout_log.cli._times import brief_clock, duration
 from rollout_log.sources import open_source
 from rollout_log.steps import StepView, by_step
+from rollout_log.versions import number_of
 
 COLUMNS = {
     "step": "right",
@@ -91,8 +92,7 @@ def counts(found: dict[str, int]) -> str:
 
 def versions(found: list[str]) -> str:
     """Show weight versions; a long unbroken row of numbers as its ends."""
-    if len(found) > 2 and all(version.isdecimal() for version in found):
-        first, last = int(found[0]), int(found[-1])
-        if last - first == len(found) - 1:
-            return f"{first}–{last}"
+    numbers = [number for version in found if (number := number_of(version)) is not None]
+    if 2 < len(found) == len(numbers) and numbers[-1] - numbers[0] == len(found) - 1:
+        return f"{numbers[0]}–{numbers[-1]}"
     return ", ".join(found)

@@ -16,6 +16,7 @@ import msgspec
 from rollout_log.counting import several
 from rollout_log.engines import VersionSpan
 from rollout_log.problems import Problem, problem
+from rollout_log.versions import number_of
 
 __all__ = ["Choice", "Origin", "Run", "Settled"]
 
@@ -234,7 +235,8 @@ class Choice(msgspec.Struct):
             yield problem("version_assumed", run.request, span.start, message)
         before = self.settled.versions[-1] if self.settled.versions else ""
         for span in _merge(told, assumed):
-            if before.isdecimal() and span.version.isdecimal() and int(span.version) < int(before):
+            older, newer = number_of(before), number_of(span.version)
+            if older is not None and newer is not None and newer < older:
                 message = f"version {span.version} after {before}"
                 yield problem("version_went_backwards", self.request_at(span.start), span.start, message)
             before = span.version

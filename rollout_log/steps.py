@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rollout_log.log.summary import Summary
+from rollout_log.versions import version_order
 
 __all__ = ["StepView", "by_step"]
 
@@ -115,11 +116,6 @@ def by_step(summaries: Iterable[Summary]) -> list[StepView]:
             tallies[key] = _Tally(*key[:2], evaluation=key[2])
         tallies[key].view.went_on = count
     return [tallies[key].close() for key in sorted(tallies, key=_order)]
-
-
-def version_order(version: str) -> tuple[bool, int, str]:
-    """Sort weight versions that are numbers as numbers, before the others."""
-    return (False, int(version), "") if version.isdecimal() else (True, 0, version)
 
 
 def _order(key: tuple[str, int | None, bool]) -> tuple[str, bool, int, bool]:

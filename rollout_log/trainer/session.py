@@ -28,6 +28,7 @@ from rollout_log.settings import Settings, read_settings
 from rollout_log.trainer.closing import Fingerprint, fingerprints, folded
 from rollout_log.trainer.host import Host
 from rollout_log.trainer.recovery import Life, Recovery
+from rollout_log.versions import number_of
 
 __all__ = ["Session", "close_session", "session_for"]
 
@@ -141,8 +142,9 @@ class Session:
 
     def tell_version(self, step: int | None, version: str) -> None:
         """An engine said which weights it has; one that is behind the others does not count."""
-        known = self.known_version(step)
-        if known is None or not (known.isdecimal() and version.isdecimal()) or int(version) > int(known):
+        known = number_of(self.known_version(step) or "")
+        told = number_of(version)
+        if known is None or told is None or told > known:
             self._version = (step, version)
 
     def known_version(self, step: int | None) -> str | None:

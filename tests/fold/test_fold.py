@@ -21,6 +21,7 @@ from rollout_log.events import (
     Unrecorded,
 )
 from rollout_log.fold import Rollout, fold
+from rollout_log.versions import version_order
 from rollout_log.view import SampleView, view
 
 PROMPT = [1, 2]
@@ -230,6 +231,14 @@ def test_versions_that_go_backwards_are_noticed() -> None:
     rollout = rolled(requested(), ok(), delta([11], weight_version="8"), delta([12], weight_version="7"))
     assert codes(rollout) == ["version_went_backwards"]
     assert rollout.problems[0].position == 1
+
+
+def test_a_version_of_thousands_of_digits_is_a_text_like_any_other() -> None:
+    versions = ["9" * 5000, "8" * 5000]
+    rollout = rolled(requested(), ok(), *(delta([n], weight_version=v) for n, v in enumerate(versions)))
+    assert rollout.problems == []
+    assert [span.version for span in rollout.choice().told] == versions
+    assert sorted([*versions, "10", "9"], key=version_order) == ["9", "10", *reversed(versions)]
 
 
 def test_a_budget_that_was_not_reduced_is_noticed() -> None:
