@@ -317,14 +317,18 @@ class LogReader:
 
     def _of(self, folder: Path) -> Sequence[Tables]:
         """Open a writer's segments, oldest first, and forget those that are gone."""
+        before: list[Path] | None = None
         while True:
             there = segments_of(folder)
             for path in [path for path in self._segments if path.parent == folder and path not in there]:
                 self._segments.pop(path).close()
             try:
                 found = [self._open(path, newest=path == there[-1]) for path in there]
-            except FileNotFoundError:
-                continue  # sealed or pruned since it was listed
+            except FileNotFoundError as error:
+                if there == before:
+                    raise LogDamaged(f"{error.filename} is a link to nothing") from error
+                before = there  # sealed or pruned since it was listed
+                continue
             return [segment for segment in found if segment is not None]
 
     def _open(self, path: Path, *, newest: bool) -> Tables | None:

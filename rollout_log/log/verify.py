@@ -108,6 +108,9 @@ def _missing(folder: Path, segments: list[Path], pruned: set[int]) -> Iterator[F
     for number in range(1, max(there | pruned, default=0)):
         if number not in there and number not in pruned and not segment_path(folder, number).exists():
             yield Finding(folder, "segment", f"segment {number} is gone, and nothing says that it was pruned")
+    for segment in segments:
+        if segment.is_symlink() and not segment.exists():
+            yield Finding(segment, "segment", "it is a link to nothing")
 
 
 class _Answer(NamedTuple):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_log.errors import SampleNotFound
+from rollout_log.errors import LogDamaged, SampleNotFound
 from rollout_log.events import Closed, Observed, Opened, Requested
 from rollout_log.log import Log, LogReader, Summary
 from rollout_log.log.directory import segments_of
 from rollout_log.log.segment import Segment
+from rollout_log.log.verify import verify
 
 
 @pytest.fixture
@@ -169,3 +170,15 @@ def test_a_listing_may_be_left_standing_while_the_log_goes_on(log, path, begin, 
         log.append(sample, 3, deltas(3, 5))
         log.flush_sync()
         assert [number for number, _ in events][:2] == [1, 2]
+
+
+@pytest.mark.parametrize("suffix", [".rlog", ".sealed"])
+def test_a_link_to_nothing_is_damage(path, add, suffix):
+    folder = path / add(path, ("a", 10, 0))
+    link = folder / f"segment-000002{suffix}"
+    link.symlink_to(path / "elsewhere")
+    with LogReader.open(path) as reader, pytest.raises(LogDamaged, match=f"{link} is a link to nothing"):
+        reader.find("a")
+    assert [(found.path, found.detail) for found in verify(path).damage] == [
+        (link, "it is a link to nothing")
+    ]
