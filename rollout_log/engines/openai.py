@@ -6,7 +6,6 @@ Token ids are there when the request has `return_token_ids` (`token_ids` in a ch
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -14,12 +13,11 @@ import msgspec
 from rollout_log.counting import several
 from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
 from rollout_log.engines.frame import AlikeFrames, Frame, RequestInfo
-from rollout_log.engines.wire import decode, object_in, request_info
+from rollout_log.engines.wire import decode, named_id, object_in, request_info
 
 __all__ = ["OpenAI"]
 
 _NOT_SAMPLING = {"prompt", "messages", "stream", "stream_options", "model", "tools", "user", "request_id"}
-_named_id = re.compile(r"token_id:([0-9]{1,18})").fullmatch
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -115,5 +113,6 @@ def _logprobs_of(wire: _Choice) -> tuple[list[str | None] | None, list[float | N
 
 def _named_ids(tokens: list[str | None] | None) -> list[int] | None:
     """Return the ids of tokens of the form `token_id:17`; None unless all have it."""
-    found = [_named_id(token or "") for token in tokens or ()]
-    return [int(match[1]) for match in found if match] if found and all(found) else None
+    found = [named_id(token) for token in tokens or ()]
+    ids = [token_id for token_id in found if token_id is not None]
+    return ids if ids and len(ids) == len(found) else None

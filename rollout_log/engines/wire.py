@@ -9,6 +9,7 @@ a natural number below 2**63, the whole frame is undecodable.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -22,6 +23,7 @@ __all__ = [
     "decode",
     "error_in",
     "integer",
+    "named_id",
     "object_in",
     "request_info",
     "token_ids_in",
@@ -31,6 +33,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 TokenId = Natural
 
 _T = TypeVar("_T")
+_NAMED_ID = re.compile(r"token_id:([0-9]{1,18})")
 
 
 def decode(data: bytes, decoder: msgspec.json.Decoder[_T], read: Callable[[_T], Frame]) -> Frame:
@@ -117,6 +120,12 @@ def integer(value: Any) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def named_id(token: str | None) -> int | None:
+    """Return the id of a token of the form `token_id:17`; None for any other text."""
+    found = _NAMED_ID.fullmatch(token or "")
+    return int(found[1]) if found else None
 
 
 def token_ids_in(value: Any) -> list[int] | None:

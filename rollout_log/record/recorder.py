@@ -268,4 +268,10 @@ def _evidence(call: Call, info: RequestInfo, tokens: list[int]) -> Evidence | No
 
 def _text(call: Call, info: RequestInfo, tokens: list[int]) -> str | None:
     """Return the text of tokens, where it can be had and stop strings need it."""
-    return call.decode(tokens) if call.decode is not None and info.sampling_params.get("stop") else None
+    if call.decode is None or not info.sampling_params.get("stop"):
+        return None
+    try:
+        return call.decode(tokens)
+    except Exception as error:  # of ids that it does not have, each tokenizer raises something else
+        _logger.debug("sample %r: its tokens have no text: %s: %s", call.key, type(error).__name__, error)
+        return None

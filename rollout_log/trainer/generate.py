@@ -193,15 +193,16 @@ class _Generation:
     def _finish(self) -> None:
         """Complete the sample; the same whether it finished, was aborted or failed."""
         speculative = bool(getattr(self.args, self.host.speculative, None))
-        self.writer.finish(self._decode if self.tokenizer is not None else None, speculative=speculative)
         rollout = self.rollout
+        try:
+            self.writer.finish(self._decode if self.tokenizer is not None else None, speculative=speculative)
+            if rollout is not None and self.writer.heads is not None:
+                self.writer.heads.finish(self.sample, self.writer.start)
+        except Exception as error:  # a tokenizer, or an array, that cannot take what an engine sent
+            message = f"sample {self.key!r} cannot be completed: {error}"
+            self.incomplete = GenerationFailed(message, Rollout() if rollout is None else rollout)
         if rollout is None:
             return
-        if self.writer.heads is not None:
-            try:
-                self.writer.heads.finish(self.sample, self.writer.start)
-            except RolloutLogError as error:
-                self.incomplete = GenerationFailed(f"sample {self.key!r}: {error}", rollout)
         if (told := rollout.choice().told) and told[-1].end > self.writer.start:
             self.session.tell_version(self.step, told[-1].version)
 

@@ -125,7 +125,8 @@ class Host(msgspec.Struct, frozen=True):
             def answered(meta: Mapping[str, Any]) -> None:
                 build = getattr(trace, self.meta_attrs, None)
                 if build is not None and hasattr(span, "update"):
-                    span.update(build(meta))
+                    with contextlib.suppress(Exception):  # an odd figure of the engine's is no reason to fail
+                        span.update(build(meta))
 
             try:
                 yield answered

@@ -161,8 +161,8 @@ def sample_has_top_p(sample: Any) -> bool:
 def speculation(metrics: dict[str, Any], completion_tokens: int) -> dict[str, Any]:
     """Return an engine's speculative decoding figures under the names that `Sample.spec_info.add` reads."""
 
-    def first(*names: str) -> Any:
-        return next((metrics[name] for name in names if metrics.get(name) is not None), 0)
+    def first(*names: str) -> float:
+        return next((_number(metrics[name]) for name in names if metrics.get(name) is not None), 0)
 
     return {
         "spec_accept_token_num": first(
@@ -174,7 +174,12 @@ def speculation(metrics: dict[str, Any], completion_tokens: int) -> dict[str, An
     }
 
 
-def _prefix_cache(usage: dict[str, Any]) -> dict[str, int]:
+def _prefix_cache(usage: dict[str, Any]) -> dict[str, float]:
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cached_tokens")
-    return {"cached_tokens": cached or 0, "prompt_tokens": usage.get("prompt_tokens") or 0}
+    return {"cached_tokens": _number(cached), "prompt_tokens": _number(usage.get("prompt_tokens"))}
+
+
+def _number(figure: Any) -> float:
+    """Return a figure of the engine's, 0 for what is none: the trainer adds them up."""
+    return figure if isinstance(figure, (int, float)) else 0

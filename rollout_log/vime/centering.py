@@ -7,11 +7,12 @@ so that runs without pay nothing for them.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import Iterable, MutableSequence
 from typing import Any
 
 import msgspec
 
+from rollout_log.engines.wire import named_id
 from rollout_log.errors import RolloutLogError
 from rollout_log.sse import FrameSplitter
 from rollout_log.trainer.arrays import rows_of
@@ -26,8 +27,9 @@ class _Entry(msgspec.Struct):
     token_id: int | None = None
 
     @property
-    def id(self) -> int:
-        return self.token_id if self.token_id is not None else int(self.token.rpartition(":")[2])
+    def id(self) -> int | None:
+        """None where the engine says the token as text."""
+        return named_id(self.token) if self.token_id is None else self.token_id
 
 
 class _Position(msgspec.Struct):
@@ -138,7 +140,7 @@ class Centering:
         else:
             content = choice.logprobs.content if choice.logprobs is not None else None
             heads = [
-                sorted({entry.id: entry.logprob for entry in position.top_logprobs}.items(), key=_by_logprob)
+                sorted(_logprobs_by_id(position.top_logprobs).items(), key=_by_logprob)
                 for position in content or ()
             ]
             rows = [([i for i, _ in head[: self.k]], [x for _, x in head[: self.k]]) for head in heads]
@@ -157,6 +159,10 @@ class Centering:
                 missing: list[Any] = [] if self.k is None else [[] for _ in range(start)]
                 setattr(sample, name, missing if value is None else value.tolist())
         return [getattr(sample, name) for name in names]
+
+
+def _logprobs_by_id(entries: Iterable[_Entry]) -> dict[int, float]:
+    return {entry.id: entry.logprob for entry in entries if entry.id is not None}
 
 
 def _by_logprob(item: tuple[int, float]) -> float:

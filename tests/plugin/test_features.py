@@ -180,8 +180,10 @@ def test_sglang_may_send_the_routing_from_a_row_on(rig: Rig) -> None:
         (None, "no routed experts came"),
         (npy(routes(3)), "12 elements"),
         (npy(np.array([None])), "allow_pickle"),
+        (npy(np.array(["a"])), "of type <U1"),
+        (base64.b64encode(b"\x93NUMPY\x01\x00\x03\x00(((").decode(), "cannot be read"),
     ],
-    ids=["none", "of another length", "an object"],
+    ids=["none", "of another length", "an object", "no integers", "no header"],
 )
 def test_a_finished_sample_without_its_routing_is_not_trained(
     rig: Rig, sent: str | None, said: str, caplog: pytest.LogCaptureFixture
@@ -196,6 +198,17 @@ def test_a_finished_sample_without_its_routing_is_not_trained(
 
 
 # Speculative decoding and usage
+
+
+def test_figures_that_are_no_numbers_are_left_out(rig: Rig) -> None:
+    trainer = vime_trainer(rig, vllm_speculative_config="{}")
+    odd = usage(12, 10, metrics={"speculative_decoding": {"num_draft_tokens": "8", "num_spec_steps": 3}})
+    odd["usage"] |= {"prompt_tokens": [12], "prompt_tokens_details": {"cached_tokens": "4"}}
+    sample = new_sample()
+    generate(trainer, vime.generate, Scripted([delta(TOKENS, 0, "stop"), odd, "[DONE]"]), sample)
+    assert sample.status is Status.COMPLETED
+    assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (0, 0)
+    assert (sample.spec_info.spec_draft_token_num, sample.spec_info.spec_verify_ct) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -412,10 +425,14 @@ def test_score_centering_below_top_p_1_takes_the_whole_set(rig: Rig) -> None:
     assert sample.rollout_log_probs == [-0.5] * 10
 
 
-def test_without_its_rows_a_sample_is_not_trained(rig: Rig) -> None:
+@pytest.mark.parametrize("named", [False, True], ids=["none", "of tokens told as text"])
+def test_without_its_rows_a_sample_is_not_trained(rig: Rig, named: bool) -> None:
     trainer = centering_trainer(rig, score_centering_top_k=2)
     sample = new_sample()
-    generate(trainer, vime.generate, Scripted([delta(TOKENS, 0, "stop"), "[DONE]"]), sample)
+    frame = delta(TOKENS, 0, "stop")
+    for entry in frame["choices"][0]["logprobs"]["content"] if named else ():
+        entry["top_logprobs"] = [{"token": text, "logprob": -1.0} for text in ("word", "17", "x:5")]
+    generate(trainer, vime.generate, Scripted([frame, "[DONE]"]), sample)
     assert (sample.status, sample.remove_sample) == (Status.FAILED, True)
 
 
@@ -423,6 +440,30 @@ def test_parameters_that_it_cannot_have_are_refused(rig: Rig) -> None:
     trainer = centering_trainer(rig, score_centering_top_k=2)
     with pytest.raises(RolloutLogError, match="configured rollout top_p"):
         generate(trainer, vime.generate, Scripted([]), new_sample(), top_p=0.5)
+
+
+# What a tokenizer cannot take
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["", "cancelled"])
+def test_tokens_that_have_no_text_cost_their_sample_and_no_more(
+    rig: Rig, cancel: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = vime_trainer(rig)
+
+    def decode(token_ids: list[int], **_: Any) -> str:
+        raise IndexError("piece id is out of range.")
+
+    monkeypatch.setattr(trainer.tokenizer, "decode", decode)
+    sample = new_sample()
+    frames = [delta(TOKENS[:4], 0), HOLD] if cancel else [delta(TOKENS, 0), "[DONE]"]
+    engine = Scripted(frames, [delta(TOKENS, 0, "stop"), "[DONE]"])
+    generate(trainer, vime.generate, engine, sample, cancel=cancel, stop=["x"])
+    if cancel:
+        assert (sample.status, sample.response_length) == (Status.ABORTED, 4)
+        return
+    assert (sample.status, sample.remove_sample) == (Status.FAILED, True)
+    assert "piece id is out of range" in caplog.text
 
 
 # What cannot be served says so
