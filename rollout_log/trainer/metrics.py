@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ def log_metrics(
     For `--custom-rollout-log-function-path`. Returns False, so that the trainer logs what it always does.
     """
     session = session_for(args)
-    with _harmless(session, f"the samples of step {rollout_id}"):
+    try:
         step = rollout_id if isinstance(rollout_id, int) else None
         metrics = _close(session, samples, step)
         metrics |= session.new_counts()
@@ -46,6 +45,8 @@ def log_metrics(
         if session.log is not None:
             session.log.rotate(least=_SEGMENT)
         _report(rollout_extra_metrics, PREFIX, metrics)
+    except Exception as error:
+        session.tolerate(error, "the samples of step %s could not be closed in the log", rollout_id)
     return False
 
 
@@ -61,22 +62,13 @@ def log_eval_metrics(
     Returns False, so that the trainer logs what it always does.
     """
     session = session_for(args)
-    with _harmless(session, f"the samples of evaluation {rollout_id}"):
+    try:
         samples = [sample for each in data.values() for sample in each.get("samples") or ()]
         step = rollout_id if isinstance(rollout_id, int) else None
         _report(extra_metrics, EVALUATION_PREFIX, _close(session, samples, step, evaluation=True))
-    return False
-
-
-@contextlib.contextmanager
-def _harmless(session: Session, what: str) -> Iterator[None]:
-    """Turn an error into a warning, but for a strict session."""
-    try:
-        yield
     except Exception as error:
-        if session.settings.strict:
-            raise
-        session.say_once("%s could not be closed in the log: %s", what, error)
+        session.tolerate(error, "the samples of evaluation %s could not be closed in the log", rollout_id)
+    return False
 
 
 def _report(into: dict[str, Any] | None, prefix: str, metrics: Mapping[str, float]) -> None:

@@ -43,9 +43,13 @@ def recorded_by(host: Host) -> Callable[[_Generate], _Generate]:
             session = session_for(trainer_args)
             if session.log is None:
                 return await function(*args, **kwargs)
-            _tap(host, session, trainer_args)
             evaluation = bool(kwargs.get("evaluation", args[3] if len(args) > 3 else False))
-            call = _Recorded(host, session, trainer_args, sample, evaluation=evaluation)
+            try:
+                _tap(host, session, trainer_args)
+                call = _Recorded(host, session, trainer_args, sample, evaluation=evaluation)
+            except Exception as error:
+                session.tolerate(error, "sample %s goes unrecorded", getattr(sample, "index", None))
+                return await function(*args, **kwargs)
             result: Any = None
             try:
                 with recording(call.opened):
@@ -90,6 +94,12 @@ class _Recorded:
 
     def finish(self, result: Any) -> None:
         """Give every sample that came back the key of what was recorded for it."""
+        try:
+            self._finish(result)
+        except Exception as error:
+            self.session.tolerate(error, "sample %r does not get its counters", self.opened.key)
+
+    def _finish(self, result: Any) -> None:
         lives = list(self._lives())
         if not lives:
             self._say_nothing_came(result)

@@ -229,6 +229,12 @@ class Session:
             self._said.add(message)
             _logger.log(level, message, *args)
 
+    def tolerate(self, error: Exception, message: str, *args: object) -> None:
+        """Warn, once, of an error of ours that must not end the run; a strict session raises it."""
+        if self.settings.strict:
+            raise error
+        self.say_once(f"{message}: %s: %s", *args, type(error).__name__, error)
+
     def close(self) -> None:
         """Flush and close the log, and take the taps off."""
         for reference, inner in self._tapped:

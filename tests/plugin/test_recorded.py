@@ -91,6 +91,48 @@ def test_a_path_needs_no_change_of_the_code(plugin: Any):
         load(f"{plugin.__name__}.recording.users.functions.nothing")
 
 
+# What goes wrong in the wrapper is not the function's
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_samples_that_cannot_be_looked_at_come_back_all_the_same(
+    rig: Rig, strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @vime.recorded
+    async def odd(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+        await user_functions.two_turns(args, sample, sampling_params)
+        sample.tokens = None
+        return sample
+
+    trainer = trainer_of(rig, odd, rollout_log_strict=strict)
+    sample = Sample(index=4, prompt=QUESTION)
+    if strict:
+        with pytest.raises(TypeError):
+            call(trainer, odd, sample)
+        return
+    assert call(trainer, odd, sample) is sample
+    assert "does not get its counters: TypeError" in caplog.text
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_a_call_that_cannot_be_recorded_is_made_all_the_same(
+    rig: Rig, strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @vime.recorded
+    async def own_client(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+        sample.status = Status.COMPLETED
+        return sample
+
+    trainer = trainer_of(rig, own_client, rollout_log_strict=strict)
+    sample = Sample(index=4, prompt=QUESTION, tokens=None)
+    if strict:
+        with pytest.raises(TypeError):
+            call(trainer, own_client, sample)
+        return
+    assert call(trainer, own_client, sample).status is Status.COMPLETED
+    assert "sample 4 goes unrecorded: TypeError" in caplog.text
+
+
 # What is recorded
 
 
