@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -102,13 +101,13 @@ def _compare_logprobs(a: Sequence[float | None], b: Sequence[float | None]) -> L
         if ours is None or theirs is None:
             found.missing += (ours is None) != (theirs is None)
             continue
-        apart.append(abs(ours - theirs))
+        apart.append(0.0 if ours == theirs else abs(ours - theirs))  # infinite ones are equal as well
         if apart[-1] > 0:
             found.differing += 1
         if apart[-1] > found.largest:
             found.largest, found.largest_at = apart[-1], position
     found.compared = len(apart)
-    found.mean = math.fsum(apart) / len(apart) if apart else 0.0
+    found.mean = sum(apart) / len(apart) if apart else 0.0
     return found
 
 

@@ -83,3 +83,15 @@ def test_the_first_difference_is_where_the_common_prefix_ends(a, b):
     assert a[found.position : found.position + 1] == ([] if found.a is None else [found.a])
     assert b[found.position : found.position + 1] == ([] if found.b is None else [found.b])
     assert found.a != found.b
+
+
+def test_log_probs_without_measure(tmp_path, call):
+    infinite, huge = float("-inf"), -1.7e308
+    with Writer(tmp_path / "log") as writer:
+        for key, logprobs in (("a", (infinite, huge, huge)), ("b", (infinite, 0.0, 0.0))):
+            frames = [frame(n, logprob=logprob) for n, logprob in enumerate(logprobs)]
+            writer.request(key, [*frames, frame(9, finish="stop")])
+        writer.log.flush_sync()
+    found = call("diff", tmp_path / "log", "a", "b", "--json").json["logprobs"]
+    assert (found["compared"], found["differing"], found["largest_at"]) == (4, 2, 1)
+    assert "log-probs: the same for 4 tokens" in call("diff", tmp_path / "log", "a", "a").lines

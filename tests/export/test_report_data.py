@@ -234,3 +234,13 @@ def test_each_choice_of_several_has_its_own_tokens(tmp_path, report):
         (1, [3], "completed"),
     ]
     assert page.lanes["two"]["tokens"] == 4
+
+
+def test_log_probs_are_counted_whatever_they_are(tmp_path, report) -> None:
+    logprobs = [float("-inf"), -16.0, -15.99, -0.25, -0.24, 0.0, 0.5, float("inf"), float("nan")]
+    with Writer(tmp_path / "log") as writer:
+        frames = [frame(n, logprob=logprob) for n, logprob in enumerate(logprobs)]
+        writer.request("k", [*frames, frame(finish="stop")])
+    found = report(tmp_path / "log").overview["logprobs"]
+    assert (found["less"], found["missing"]) == (2, 1)
+    assert {place: count for place, count in enumerate(found["tokens"]) if count} == {0: 4, 1: 1, 63: 1}

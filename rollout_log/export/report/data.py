@@ -192,8 +192,8 @@ class Report:
                     continue
                 if math.isnan(logprob):
                     found.missing += 1
-                elif (place := int(-logprob / _BIN)) < _BINS:
-                    found.tokens[max(place, 0)] += 1
+                elif logprob > -_BIN * _BINS:
+                    found.tokens[int(-min(logprob, 0.0) / _BIN)] += 1
                 else:
                     found.less += 1
 
