@@ -103,6 +103,8 @@ def prune(
             reason = f"the log had {left:,} bytes, and may have {keep_bytes:,}"
         elif before_unix_ns is not None and candidate.modified < before_unix_ns:
             reason = "it was older than asked for"
+        elif before_step is None:
+            continue  # without looking into it
         known = _describe(candidate)
         if reason is None and before_step is not None and known.last_step is not None:
             reason = f"it had no step from {before_step} on" if known.last_step < before_step else None

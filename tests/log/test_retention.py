@@ -10,11 +10,12 @@ import pytest
 
 from rollout_log.errors import LogDamaged, SampleNotFound
 from rollout_log.events import Delta, Opened
-from rollout_log.log import Log, LogReader, keeping
+from rollout_log.log import Log, LogReader, keeping, retention
 from rollout_log.log.archive import archive_folder
 from rollout_log.log.directory import claim_folder, release_folder, segments_of, writers_of
 from rollout_log.log.keeper import Plan
 from rollout_log.log.keeping import keep
+from rollout_log.log.opening import open_segment
 from rollout_log.log.retention import PRUNED, cap_of, prune, read_pruned, size_of
 from rollout_log.log.verify import verify
 
@@ -60,6 +61,14 @@ def test_the_oldest_go_until_the_rest_is_small_enough(old_log):
     assert numbers(old_log) == [2, 3, 4, 5]
     assert size_of(old_log) == size - gone.bytes
     assert len(prune(old_log, keep_bytes=0)) == 4
+
+
+def test_only_what_goes_is_looked_into(old_log, monkeypatch):
+    opened = []
+    monkeypatch.setattr(retention, "open_segment", lambda path: opened.append(path) or open_segment(path))
+    gone = prune(old_log, keep_bytes=size_of(old_log) - 1, before_unix_ns=1)
+    assert [each.segment for each in gone] == [1]
+    assert [path.stem for path in opened] == ["segment-000001"]
 
 
 def test_what_went_is_told_and_no_damage(old_log):
