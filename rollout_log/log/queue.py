@@ -168,6 +168,11 @@ class Queue:
                 self._work.notify()
             return True
 
+    def refuse(self, events: Sequence[Event], why: str) -> bool:
+        """Count events as not taken; False, or `RecordingFailed` where that is wanted."""
+        with self._lock:
+            return self._refuse(events, why)
+
     def opening(self, key: str) -> int | None:
         """Return the newest sample of a key whose first event is not committed yet."""
         with self._lock:

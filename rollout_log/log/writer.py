@@ -1,7 +1,6 @@
-"""The writer: takes events from any thread or event loop, and commits them from a thread of its own.
+"""The writer: takes events from any thread or event loop, and has them committed by a thread of its own.
 
-Recording never kills a run: while the disk is full or commits fail, the log stops accepting requests,
-keeps what it has, warns once, and tries again every second.
+Recording never kills a run: while the disk is full or commits fail, the log stops accepting requests.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import logging
 import os
 import threading
 from collections.abc import Collection, Sequence
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Literal, NoReturn, final
 
@@ -22,12 +20,12 @@ from rollout_log.errors import RecordingFailed, RolloutLogError, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
-from rollout_log.log.environment import Row
 from rollout_log.log.keeper import Keeper, Plan
-from rollout_log.log.queue import RETRY_S, Counters, Queue
+from rollout_log.log.queue import Counters, Queue
 from rollout_log.log.retention import cap_of
 from rollout_log.log.summary import Summary
 from rollout_log.log.terminating import flush_on_sigterm
+from rollout_log.log.thread import WriterThread
 from rollout_log.log.waiting import Waiter
 
 __all__ = ["Counters", "Durability", "Log"]
@@ -173,8 +171,7 @@ class Log:
             self.path / self.writer, archive=self._archive, max_bytes=self._max_bytes, cpu=self._seal_cpu
         )
         self._keeper = Keeper(plan, seals=self._seal)
-        self._thread: threading.Thread | None = None
-        self._thread_lock = threading.Lock()
+        self._thread = WriterThread(self._queue, self._committer, self._keeper)
         self._said: set[str] = set()
 
     def _begin_again(self) -> None:
@@ -208,8 +205,9 @@ class Log:
         Events that are there already are not kept twice; a gap, or another body, raises
         `SequenceConflict`.
         """
-        if self._thread is None:
-            self._start_thread()
+        if not self._thread.is_begun and (why := self._thread.begin(self._stop)) is not None:
+            self._warn_once("nothing is recorded into %s for now: %s", self.path, why)
+            return self._queue.refuse(events, why)
         taken = self._queue.append(sample, first, events, summary)
         if not taken:
             if self._queue.closed:
@@ -324,65 +322,11 @@ class Log:
         finally:
             self._queue.forget(waiter)
 
-    # What the log's own thread does.
-
-    def _run(self) -> None:
-        rows: list[Row] | None = None
-        while True:
-            parts, rotate, stopping = self._queue.take()
-            try:
-                self._committer.start()
-                if rows is None:
-                    rows = self._committer.encode(parts)
-                size = self._committer.write(rows) if rows else 0
-            except Exception as error:
-                self._report(error)
-                if stopping:
-                    _logger.warning(
-                        "%s was closed with %d events that could not be written",
-                        self.path,
-                        self._queue.give_up(),
-                    )
-                    return
-                if rotate:
-                    self._queue.rotate()
-                continue
-            rows, parts = None, []  # nothing of them is to live on while this thread sleeps
-            if self._queue.committed(size, self._committer.number):
-                _logger.warning("%s records again", self.path)
-            self._rotate(now=rotate)
-            if stopping and self._queue.is_empty():
-                return
-
-    def _report(self, error: Exception) -> None:
-        if self._queue.failed():
-            _logger.warning(
-                "cannot write to %s: %s: %s; requests go unrecorded until it works again (tried every %g s)",
-                self._committer.folder,
-                type(error).__name__,
-                error,
-                RETRY_S,
-            )
-
-    def _rotate(self, *, now: bool) -> None:
-        try:
-            if not now and not self._committer.is_full():
-                return
-            self._committer.rotate()
-        except Exception as error:
-            self._committer.segment_bytes = self._committer.segment_bytes * 5 // 4
-            _logger.warning(
-                "no new segment in %s: %s; going on in the old one", self._committer.folder, error
-            )
-        else:
-            self._keeper.tend(self._committer.number)
-            self.counters.segments += 1  # who sees the new segment may count on the old one being tended
-
     # Beginning and end.
 
     def _start(self) -> None:
         """Make this process's folder now, so that `open` can say what is wrong."""
-        if self._thread is not None:
+        if self._thread.is_begun:
             return
         try:
             self._committer.start()
@@ -397,26 +341,9 @@ class Log:
         self.counters.segments = self._committer.number
         self._keeper.begin()
 
-    def _start_thread(self) -> None:
-        with self._thread_lock:
-            if self._thread is not None or self._queue.closed:
-                return
-            thread = threading.Thread(target=self._run, name="rollout-log", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                _logger.warning("cannot write to %s: %s", self.path, error)
-                self._queue.close()
-                return
-            self._thread = thread
-            # A child of multiprocessing leaves without running what atexit knows.
-            self._finalizer = Finalize(None, self._stop, exitpriority=10)
-
     def _stop(self) -> None:
         self._queue.close()
-        if self._thread is not None:
-            self._thread.join()
-            self._finalizer.cancel()
+        self._thread.join()
         self._keeper.stop()
         self._committer.close()
         self._queue.abandon()

@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
-from rollout_log.events import Requested
+from rollout_log.errors import RecordingFailed
+from rollout_log.events import Opened, Requested
 from rollout_log.log import Log
 from rollout_log.log.committer import Committer
 
@@ -123,3 +126,25 @@ def test_a_full_disk_stops_the_recording_and_not_the_process(path):
     assert verify(path).damage == []
     with LogReader.open(path) as reader:
         assert sum(1 for _ in reader.events(reader.find("key"))) == events
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_a_system_that_has_no_thread_to_give_is_asked_again(path, caplog, monkeypatch, strict):
+    opened = Opened("key")
+    with Log.open(path, strict=strict) as log:
+        sample = log.create(opened)
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", no_thread)
+            for _ in range(2):
+                with pytest.raises(RecordingFailed, match="no thread") if strict else nullcontext():
+                    assert not log.append(sample, 0, [opened])
+        assert log.counters.dropped_events == 2
+        assert log.append(sample, 0, [opened])
+        assert log.flush_sync(sample, timeout=30)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"nothing is recorded into {path} for now: no thread is left"
+    ]
+
+
+def no_thread(self):
+    raise RuntimeError("no thread is left")
