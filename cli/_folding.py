@@ -5,10 +5,8 @@ The child writes a JSON line a sample: `[name, problems, null]`, or `[name, [], 
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from rollout_log.child import command_of
 from rollout_log.cli._output import print_json
 from rollout_log.cli._progress import progress
 from rollout_log.errors import RolloutLogError
@@ -23,12 +22,6 @@ from rollout_log.problems import Problem
 from rollout_log.sources import open_source
 
 __all__ = ["Folded", "Unreadable", "fold_all"]
-
-# The same modules as this process has, wherever they came from, and none from the working directory.
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    "from rollout_log.cli._folding import write_all; write_all(sys.argv[2])"
-)
 
 
 class Folded(msgspec.Struct):
@@ -55,7 +48,7 @@ def fold_all(log: Path, samples: int, seconds: float | None = None) -> Iterator[
 
 
 def _fold_all(log: Path, seconds: float | None) -> Iterator[Folded | Unreadable]:
-    command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), str(log)]
+    command = command_of("rollout_log.cli._folding:write_all", str(log))
     decode = msgspec.json.Decoder(tuple[str, list[Problem], str | None]).decode
     with (
         tempfile.TemporaryFile() as errors,

@@ -8,12 +8,10 @@ the next rotation.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from rollout_log.child import command_of
 from rollout_log.log.retention import size_of
 
 __all__ = ["Done", "Keeper", "Plan", "run_child"]
@@ -33,12 +32,6 @@ _PATIENCE_S = 10
 """For a child that was told to end."""
 
 _logger = logging.getLogger("rollout_log")
-
-# The same modules as this process has, wherever they came from, and none from the working directory.
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    "from rollout_log.log.keeping import main; main(sys.argv[2])"
-)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -180,9 +173,9 @@ def run_child(plan: Plan) -> Iterator[Done]:
 
 
 def _start(plan: Plan) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-c", _CHILD, json.dumps([entry for entry in sys.path if entry])]
-    return subprocess.Popen(  # noqa: S603 - this very module, with paths that are passed as they are
-        [*command, msgspec.json.encode(plan, enc_hook=os.fspath).decode()],
+    plain = msgspec.json.encode(plan, enc_hook=os.fspath).decode()
+    return subprocess.Popen(  # noqa: S603 - a module of this package, with paths that are passed as they are
+        command_of("rollout_log.log.keeping:main", plain),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

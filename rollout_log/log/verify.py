@@ -11,13 +11,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from rollout_log.child import command_of
 from rollout_log.errors import LogDamaged
 from rollout_log.log.directory import (
     logs_at,
@@ -132,15 +132,12 @@ def _read_child(segment: Path) -> _Answer | None:
 
 
 def _ask(segment: Path) -> _Answer:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-m", "rollout_log.log.verify_segment", os.fspath(segment.absolute())]
     try:
         size = segment.stat().st_size
         child = subprocess.run(  # noqa: S603 - a module of this package, on a path that is passed as it is
-            command,
+            command_of("rollout_log.log.verify_segment:main", os.fspath(segment.absolute())),
             capture_output=True,
             cwd="/",
-            env=environment,
             check=False,
             timeout=_PATIENCE_S + size / 1e6,
         )

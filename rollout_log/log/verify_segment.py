@@ -9,7 +9,6 @@ import collections
 import json
 import os
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from rollout_log.log.environment import check_length
 from rollout_log.log.segment import BLOCKS, KEYS, SAMPLES, STEPS, Segment, Snapshot, sample_rows
 from rollout_log.log.summary import Summary, decode_summary
 from rollout_log.log.verify_sealed import walk_sealed
+
+__all__ = ["main"]
 
 _MOST = 100
 """Findings of one segment that are told one by one."""
@@ -167,10 +168,11 @@ def _as_line(of: tuple[int, int, int] | None) -> Iterator[dict[str, Any]]:
         yield {"ordinal": of[0], "first": of[1], "end": of[2]}
 
 
-def _main(path: Path) -> None:
+def main(segment: str) -> None:
+    """What the child does."""
     told: collections.Counter[str] = collections.Counter()
     try:
-        for line in _walk(path):
+        for line in _walk(Path(segment)):
             if "what" in line:
                 told[line["what"]] += 1
                 if told[line["what"]] > _MOST:
@@ -184,7 +186,3 @@ def _main(path: Path) -> None:
         if number > _MOST:
             detail = f"and {number - _MOST} more like these"
             print(json.dumps({"what": what, "detail": detail}), flush=True)  # noqa: T201 - the same
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))

@@ -23,7 +23,7 @@ from rollout_log.http_server import serve
 from rollout_log.log import LogReader
 from rollout_log.log.directory import segments_of, writers_of
 from rollout_log.log.verify import _Answer, verify
-from rollout_log.log.verify_segment import _main
+from rollout_log.log.verify_segment import main
 
 HERE = Path(__file__).parent
 Told = list[tuple[str, list[str]]]
@@ -36,7 +36,7 @@ def verify_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ask(segment: Path) -> _Answer:
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            _main(segment)
+            main(str(segment))
         return _Answer(segment, said.getvalue().encode())
 
     monkeypatch.setattr("rollout_log.log.verify._ask", ask)

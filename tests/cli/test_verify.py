@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import pytest
 
@@ -77,7 +79,7 @@ def test_every_page_overwritten_in_turn(wrong_log, call):
 
 def test_a_child_that_is_killed_is_damage(run_log, monkeypatch):
     child = "import os, signal; os.kill(os.getpid(), signal.SIGBUS)"
-    monkeypatch.setattr("rollout_log.cli._folding._CHILD", child)
+    monkeypatch.setattr("rollout_log.cli._folding.command_of", lambda *_: [sys.executable, "-c", child])
     (found,) = fold_all(run_log, 6)
     assert isinstance(found, Unreadable)
     assert found.detail == "the process that read them was killed by SIGBUS before the first sample"
@@ -85,7 +87,7 @@ def test_a_child_that_is_killed_is_damage(run_log, monkeypatch):
 
 def test_a_child_that_hangs_is_ended(run_log, monkeypatch):
     child = "import time; print('[\"a\", [], null]', flush=True); time.sleep(60)"
-    monkeypatch.setattr("rollout_log.cli._folding._CHILD", child)
+    monkeypatch.setattr("rollout_log.cli._folding.command_of", lambda *_: [sys.executable, "-c", child])
     first, second = fold_all(run_log, 6, seconds=0.5)
     assert first == Folded("a", [])
     assert second.detail == "the process that read them was killed by SIGKILL after sample 'a'"
