@@ -55,8 +55,7 @@ def _print(found: Statistics) -> None:
         "first token": _spread(found.first_token),
         "between tokens": _spread(found.between_tokens),
         "loss window": _spread(found.loss_window),
-        "on disk": f"{size(found.disk_bytes)} in {several(found.segments, 'segment')}"
-        f" of {several(found.writers, 'writer')}",
+        "on disk": f"{size(found.disk_bytes)} in {_files(found)}",
         "responses": f"{size(found.response_bytes)} as they arrived",
         "blocks": _blocks(found),
         "sealing": _sealing(found),
@@ -87,6 +86,12 @@ def _timeline(moments: list[Moment]) -> str | None:
         return None
     bars = "".join(_BARS[round(rate / max(rates) * (len(_BARS) - 1))] for rate in rates)
     return f"{bars} ({duration(moments[0].seconds)} each, at most {max(rates):,.0f} a second)"
+
+
+def _files(found: Statistics) -> str:
+    if not found.writers:
+        return several(found.segments, "file")
+    return f"{several(found.segments, 'segment')} of {several(found.writers, 'writer')}"
 
 
 def _blocks(found: Statistics) -> str | None:

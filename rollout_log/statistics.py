@@ -64,9 +64,11 @@ class Statistics(msgspec.Struct):
     events: int
     """As of the summaries: what the samples had when they last began, ended or were closed."""
     writers: int
+    """0: it is a fixture, which has no blocks either."""
     segments: int
+    """Files."""
     disk_bytes: int
-    """Of segment files, as the file system counts them."""
+    """Of these, as the file system counts them."""
     response_bytes: int
     """As they arrived."""
     began_unix_ns: int
@@ -103,7 +105,7 @@ def measure(reader: LogReader, most: int | None = 1000) -> Statistics:
     seen = _Measured()
     picked = _pick(entries, most)
     for entry in picked:
-        seen.read(reader.blocks(entry.ref))
+        seen.read(reader.blocks(entry.ref), stored=bool(writers))
     seconds = (updated - began) / 1e9
     return Statistics(
         samples=len(entries),
@@ -222,25 +224,29 @@ class _Measured:
         self._arrivals: Counter[int] = Counter()
         """Tokens by second."""
 
-    def read(self, blocks: Iterator[Block]) -> None:
-        """Take in a sample."""
+    def read(self, blocks: Iterator[Block], *, stored: bool) -> None:
+        """Take in a sample; its blocks as well where a log stores them. A fixture has none."""
         rollout = Rollout()
         last: dict[int, int] = {}
         for block in blocks:
             events = block.events()
-            self.blocks += 1
-            self.events += block.count
-            self.block_bytes += block.stored
-            self.event_bytes += len(block.payload)
-            self._sealing.add(block)
-            if block.codec != COLUMNS:  # a sealed one is no longer what was committed together
-                self._wait(events)
+            if stored:
+                self._weigh(block, events)
             for event in events:
                 self._apply(rollout, event, last)
 
     @property
     def sealed_bytes(self) -> int:
         return self._sealing.estimate()
+
+    def _weigh(self, block: Block, events: Sequence[Event]) -> None:
+        self.blocks += 1
+        self.events += block.count
+        self.block_bytes += block.stored
+        self.event_bytes += len(block.payload)
+        self._sealing.add(block)
+        if block.codec != COLUMNS:  # a sealed one is no longer what was committed together
+            self._wait(events)
 
     def _wait(self, events: Sequence[Event]) -> None:
         """Take the time between the first and the last frame of one request in a block."""

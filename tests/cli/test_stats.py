@@ -88,6 +88,19 @@ def test_people_get_a_line_a_fact(timed_log, call):
     assert facts["sealing"].startswith("would leave about ")
 
 
+def test_a_fixture_has_a_size_and_no_blocks(timed_log, tmp_path, call):
+    fixture = tmp_path / "all.jsonl"
+    assert call("export", timed_log, "--to", "fixture", "-o", fixture).code == 0
+    found = call("stats", fixture, "--json").json
+    assert (found["writers"], found["segments"]) == (0, 1)
+    assert 0 < found["disk_bytes"] <= fixture.stat().st_size
+    assert (found["blocks"], found["loss_window"]["count"], found["sealed_bytes"]) == (0, 0, 0)
+    assert found["between_tokens"]["count"] == 30
+    facts = [line.split("  ")[0] for line in call("stats", fixture).lines]
+    assert not {"loss window", "blocks", "sealing"} & set(facts)
+    assert call("stats", fixture).lines[-2].endswith(" in 1 file")
+
+
 @pytest.mark.parametrize(
     ("count", "shown"),
     [
