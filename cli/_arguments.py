@@ -12,7 +12,17 @@ from rollout_log.cli._output import safe
 from rollout_log.errors import SampleNotFound
 from rollout_log.log import LogReader, Ref
 
-__all__ = ["Json", "JsonLines", "LogDirectory", "LogPath", "Output", "Tokenizer", "find", "say_nothing"]
+__all__ = [
+    "Json",
+    "JsonLines",
+    "LogDirectory",
+    "LogPath",
+    "Output",
+    "Tokenizer",
+    "address",
+    "find",
+    "say_nothing",
+]
 
 
 def _writable(file: Path | None) -> Path | None:
@@ -67,6 +77,14 @@ def find(reader: LogReader, name: str) -> Ref:
                     except SampleNotFound:
                         continue
         raise
+
+
+def address(listen: str) -> tuple[str, int]:
+    """Read `HOST:PORT`, the value of --listen; without a host it is loopback."""
+    host, _, port = listen.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise typer.BadParameter(f"{listen!r} is no HOST:PORT, like 127.0.0.1:8900", param_hint="--listen")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def say_nothing(reader: LogReader, step: int | None, asked: str = "") -> None:

@@ -19,10 +19,11 @@ from typing import Annotated
 
 import typer
 
+from rollout_log.cli._arguments import address
 from rollout_log.cli._output import safe
 from rollout_log.counting import several
 from rollout_log.log import Durability, Log
-from rollout_log.record.proxy import serve_proxy
+from rollout_log.record.proxy import serve_proxy, upstream_url
 
 
 def run(
@@ -44,12 +45,13 @@ def run(
         ),
     ] = "finish",
 ) -> None:
-    host, port = _address(listen)
+    host, port = address(listen)
+    try:
+        upstream_url(upstream)  # before a log is made
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--upstream") from error
     with Log.open(log, run=name, window_ms=window_ms, durability=durability) as writer:
-        try:
-            asyncio.run(_record(writer, upstream, host, port, window_ms))
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--upstream") from error
+        asyncio.run(_record(writer, upstream, host, port, window_ms))
     counters = writer.counters
     print(f"wrote {several(counters.events, 'event')}, {several(counters.bytes, 'byte')} of blocks")
     if counters.dropped_requests or counters.dropped_events:
@@ -70,10 +72,3 @@ async def _record(log: Log, upstream: str, host: str, port: int, window_ms: int)
             flush=True,
         )
         await stopped.wait()
-
-
-def _address(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise typer.BadParameter(f"{listen!r} is no HOST:PORT, like 127.0.0.1:8900", param_hint="--listen")
-    return host.strip("[]") or "127.0.0.1", int(port)

@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from rollout_log.cli._arguments import address
 from rollout_log.cli._output import safe
 from rollout_log.counting import several
 from rollout_log.replay.desk import pace_of
@@ -67,7 +68,7 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="The same as a JSON object in a file.")
     ] = None,
 ) -> None:
-    host, port = _address(listen)
+    host, port = address(listen)
     try:
         factor = pace_of(pace)
     except ValueError:
@@ -118,10 +119,3 @@ def _print_some(title: str, lines: Iterable[str]) -> None:
         print("  " + safe(line))
     if len(shown) > _SHOWN:
         print(f"  … and {len(shown) - _SHOWN:,} more")
-
-
-def _address(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise typer.BadParameter(f"{listen!r} is no HOST:PORT, like 127.0.0.1:8901", param_hint="--listen")
-    return host.strip("[]") or "127.0.0.1", int(port)

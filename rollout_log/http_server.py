@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
 import re
 import socket
 import struct
@@ -27,9 +28,10 @@ from typing import cast
 
 import h11
 
+from rollout_log.errors import RolloutLogError
 from rollout_log.http_message import Header, Request, Responder, format_head
 
-__all__ = ["Handler", "Header", "Request", "Responder", "Server", "serve"]
+__all__ = ["CannotListen", "Handler", "Header", "Request", "Responder", "Server", "serve"]
 
 Handler = Callable[[Request, Responder], Awaitable[None]]
 """Answers one request. What it leaves unfinished is cut; if it fails before it started, that is a 500."""
@@ -48,6 +50,10 @@ _REFUSAL_S = 5.0
 _UNSENT = 0x894B  # SIOCOUTQNSD (Linux): bytes in the socket's send queue that have not left
 
 logger = logging.getLogger(__name__)
+
+
+class CannotListen(RolloutLogError, OSError):
+    """The address is taken, or is none of this machine's."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,20 @@ async def serve(
 
     With `cancel`, a handler whose client hangs up is cancelled at once; without, it is told by
     `responder.disconnected` alone. A client that closes its sending half counts as hung up, and so does one
-    that reads nothing for `stall_s`.
+    that reads nothing for `stall_s`. Raises `CannotListen`.
     """
     connections: set[_Connection] = set()
     limits = _Limits(max_head, max_body, arrival_s, stall_s)
-    listener = await asyncio.get_running_loop().create_server(
-        lambda: _Connection(connections, handler, limits, cancel=cancel), host, port, backlog=2048
-    )
+    try:
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(connections, handler, limits, cancel=cancel), host, port, backlog=2048
+        )
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise CannotListen(
+            f"cannot listen on {where}: {reason}; name another, or port 0 for a free one"
+        ) from error
     address = listener.sockets[0].getsockname()
     try:
         yield Server(address[0], address[1])

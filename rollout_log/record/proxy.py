@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rollout_log.log import Log
     from rollout_log.record.exchange import Exchange
 
-__all__ = ["Proxy", "serve_proxy"]
+__all__ = ["Proxy", "serve_proxy", "upstream_url"]
 
 SESSION_HEADER = "x-session-id"
 """Names the sample where no key header does; routers use it too, so it is forwarded."""
@@ -65,20 +65,30 @@ async def serve_proxy(
         await proxy.aclose()
 
 
+def upstream_url(upstream: str) -> str:
+    """Return the address of an engine: an http or https URL, with a path prefix or without.
+
+    Raises `ValueError` for anything else.
+    """
+    try:
+        url = httpx.URL(upstream)
+        if url.scheme in {"http", "https"} and url.host and not (url.userinfo or url.query):
+            return str(url).rstrip("/")
+    except httpx.InvalidURL:
+        pass
+    raise ValueError(f"{safe_url(upstream)!r} is no upstream: give a URL like http://127.0.0.1:8000")
+
+
 class Proxy:
     """A handler for `serve` that passes every request on, and records those that generate tokens.
 
-    Recorded are POSTs to a path of an engine dialect, and any POST with the key header. `upstream` is
-    an http or https URL, with a path prefix or without; anything else is a `ValueError`.
+    Recorded are POSTs to a path of an engine dialect, and any POST with the key header.
     """
 
     def __init__(self, samples: Samples, upstream: str) -> None:
-        url = httpx.URL(upstream)
-        if url.scheme not in {"http", "https"} or not url.host or url.userinfo or url.query:
-            raise ValueError(f"{safe_url(upstream)!r} is no upstream: give a URL like http://127.0.0.1:8000")
-        self._upstream = str(url).rstrip("/")
+        self._upstream = upstream_url(upstream)
         self._samples = samples
-        https = url.scheme == "https"  # without it, no time goes into loading certificates
+        https = self._upstream.startswith("https:")  # without it, no time goes into loading certificates
         self._transport = httpx.AsyncHTTPTransport(verify=https, trust_env=False, limits=_LIMITS)
 
     async def aclose(self) -> None:

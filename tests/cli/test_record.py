@@ -79,9 +79,11 @@ def test_mistakes_are_named(tmp_path, capsys):
     log = str(tmp_path / "log")
     for args, message in [
         (["--upstream", "engine:8000"], "'engine:8000' is no upstream"),
+        (["--upstream", "http://engine:port"], "'http://engine:port' is no upstream"),
         (["--upstream", "http://e", "--listen", "localhost"], "'localhost' is no HOST:PORT"),
         ([], "Missing option '--upstream'"),
     ]:
         status, err = call(capsys, log, *args)
         assert status == 2
         assert message in " ".join(err.replace("│", " ").split())
+        assert not (tmp_path / "log").exists()

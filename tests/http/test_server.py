@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_log.http_server import Request, Responder, Server, serve
+from rollout_log.http_server import CannotListen, Request, Responder, Server, serve
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -460,6 +460,15 @@ async def test_the_end_of_the_block_ends_everything():
     assert others() <= before
     with pytest.raises(ConnectionRefusedError):
         await connect(server)
+
+
+async def test_an_address_that_cannot_be_had_is_named():
+    async with serve(echo) as server:
+        with pytest.raises(
+            CannotListen, match=rf"cannot listen on 127.0.0.1:{server.port}: .*; name another"
+        ):
+            async with serve(echo, port=server.port):
+                pass
 
 
 async def test_ipv6():
