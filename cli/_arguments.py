@@ -28,6 +28,8 @@ __all__ = [
 def _writable(file: Path | None) -> Path | None:
     if file is None:
         return None
+    if str(file) == "-":
+        return Path("/dev/stdout")
     folder = file.parent
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no directory {safe(folder)}: make it, or name another file")
@@ -50,7 +52,9 @@ JsonLines = Annotated[
 ]
 Output = Annotated[
     Path,
-    typer.Option("--output", "-o", metavar="FILE", help="The file to write.", callback=_writable),
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="The file to write; - is standard output.", callback=_writable
+    ),
 ]
 Tokenizer = Annotated[
     str | None,

@@ -13,14 +13,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollout_log.ascii_json import to_json
+from rollout_log.counting import several
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
 # Controls, format characters (bidi among them), surrogates, line and paragraph separators.
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Format characters that scripts and emoji need; they change how their neighbours look, and no more.
 _JOINERS = frozenset("\u200c\u200d")
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -79,6 +83,21 @@ def print_facts(facts: Mapping[str, object]) -> None:
             sys.stdout.write(f"{name:{width}}  {safe(value)}\n")
     if out.is_terminal:
         out.print(grid)
+
+
+def say_written(path: Path, samples: int) -> None:
+    """Say on stderr what has been written; a pipe or a device has no size."""
+    written = f"{safe(path)}, {size(path.stat().st_size)}" if path.is_file() else safe(path)
+    print(f"rollout-log: {written}, with {several(samples, 'sample')}", file=sys.stderr)
+
+
+def size(count: float) -> str:
+    """Show bytes in three digits: `1.23 MB`."""
+    for unit in _UNITS:
+        if count < 999.5 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.3g} {unit}"
 
 
 def console(*, stderr: bool = False) -> Console:

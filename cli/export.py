@@ -20,7 +20,7 @@ Example:
     rollout-log export runs/today --to pt --step 12 -o rollout_12.pt
     rollout-log export runs/today --to pt --step 12 --evaluation -o rollout_eval_12.pt
     rollout-log export runs/today --to parquet -o today.parquet
-    rollout-log export runs/today --to jsonl -o /dev/stdout math-17 math-18
+    rollout-log export runs/today --to jsonl -o - math-17 math-18
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Annotated, cast
 import typer
 
 from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._output import say_written
 from rollout_log.cli._progress import progress
 from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.export.samples import Options, samples_of
@@ -76,6 +77,8 @@ def run(
         options = Options(chunks=chunks, decode=decode, step=step, evaluation=evaluation, redact=left_out)
         samples = progress(to, samples_of(reader, entries), len(entries))
         write(samples, output, options)
+    if entries:
+        say_written(output, len(entries))
 
 
 def _entries(reader: LogReader, keys: list[str], step: int | None, status: str | None) -> list[Entry]:

@@ -31,11 +31,15 @@ def run(
     *,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
 ) -> None:
-    with open_source(source) as reader, Log.open(log) as writer:
+    with open_source(source) as reader:
         chosen = (
             [arguments.find(reader, key) for key in keys]
             if keys
             else [e.ref for e in reader.samples(step=step)]
         )
-        copied = import_samples(reader, chosen, writer)
+        if not chosen:
+            arguments.say_nothing(reader, step)
+            return
+        with Log.open(log) as writer:
+            copied = import_samples(reader, chosen, writer)
     print(f"{several(copied, 'sample')} copied to {log}")

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._output import say_written
 from rollout_log.cli._progress import progress
 from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.cli.show import tokenizer_for
@@ -49,8 +50,7 @@ def run(
         for entry in progress("report", entries, len(entries)):
             page.add(entry)
         page.write(output)
-    size = f"{output}, {output.stat().st_size / 1e6:.1f} MB" if output.is_file() else str(output)
-    print(f"rollout-log: {size}, with {several(len(entries), 'sample')}", file=sys.stderr)
+    say_written(output, len(entries))
     if page.left_out:
         print(
             f"rollout-log: {page.left_out:,} of {several(len(entries), 'sample')} are drawn WITHOUT THEIR "

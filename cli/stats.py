@@ -17,14 +17,13 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._arguments import Json, LogPath
-from rollout_log.cli._output import print_facts, print_json
+from rollout_log.cli._output import print_facts, print_json, size
 from rollout_log.cli._times import clock, duration
 from rollout_log.counting import several
 from rollout_log.sources import open_source
 from rollout_log.statistics import Distribution, Moment, Statistics, measure
 
 _BARS = "▁▂▃▄▅▆▇█"
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def run(
@@ -107,12 +106,3 @@ def _sealing(found: Statistics) -> str | None:
     if found.sealed_bytes >= found.block_bytes:
         return "done"
     return f"would leave about {found.sealed_bytes / found.block_bytes:.0%} of the blocks"
-
-
-def size(count: float) -> str:
-    """Show bytes in three digits: `1.23 MB`."""
-    for unit in _UNITS:
-        if count < 999.5 or unit == _UNITS[-1]:
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.3g} {unit}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rollout_log.export.samples import Options, Sample
 from rollout_log.fixture import write_fixture
+from rollout_log.fixture.files import write_lines
 
 __all__ = ["write"]
 
@@ -14,5 +15,7 @@ __all__ = ["write"]
 def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
     """Write samples of one log, and the older lives they continue."""
     found = list(samples)
-    for sample in found[:1]:
-        write_fixture(sample.reader, [each.entry for each in found], path, redact=options.redact)
+    if found:
+        write_fixture(found[0].reader, [each.entry for each in found], path, redact=options.redact)
+    else:
+        write_lines(path, ())

@@ -33,7 +33,11 @@ def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
         raise RolloutLogError("Parquet takes pyarrow: pip install pyarrow") from error
     schema = _schema(pa)
     rows = (row(view) for sample in samples for view in views(sample, options.decode))
-    with whole(path) as draft, pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+    with (
+        whole(path) as draft,
+        draft.open("wb") as file,  # which may be a pipe
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
         while group := list(islice(rows, ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from typing import Any
@@ -94,6 +96,12 @@ def test_evaluations_alone(run_log, export, call, tmp_path):
     assert nothing.err == (
         "rollout-log: no sample of step 1 matches --evaluation; without it there are some\n"
     )
+
+
+def test_what_was_written_is_said(run_log, call, tmp_path):
+    result = call("export", run_log, "--to", "jsonl", "--step", 2, "-o", tmp_path / "out")
+    size = (tmp_path / "out").stat().st_size / 1000
+    assert result.err == f"rollout-log: {tmp_path / 'out'}, {size:.3g} kB, with 3 samples\n"
 
 
 def test_jsonl_is_what_show_says(run_log, export, call):
@@ -206,6 +214,13 @@ def test_parquet_takes_hostile_text_and_rewards(tmp_path, export):
     assert [json.loads(row["reward"]) for row in rows] == [{"x": [1, "y"]}, True, 2]
     assert [row["reward_number"] for row in rows] == [None, None, 2.0]
     assert {row["text"] for row in rows} == {"\ufffd <b>"}
+
+
+def test_parquet_may_go_into_a_pipe(run_log):
+    pq = pytest.importorskip("pyarrow.parquet")
+    command = [sys.executable, "-m", "rollout_log.cli", "export", run_log, "--to", "parquet", "-o", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert pq.read_table(io.BytesIO(done.stdout)).num_rows == 6
 
 
 @pytest.mark.parametrize("to", FORMATS)

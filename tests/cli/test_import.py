@@ -58,9 +58,26 @@ def test_import_takes_some_samples_and_refuses_what_is_there(fixture, call, tmp_
     assert call("import", path, tmp_path / "copy", "math-9").code == 2
 
 
+def test_an_import_of_nothing_makes_no_log(fixture, call, tmp_path):
+    path = fixture()
+    assert call("import", path, tmp_path / "copy", "math-9").code == 2
+    result = call("import", path, tmp_path / "copy", "--step", "99")
+    assert (result.code, result.out) == (0, "")
+    assert "no sample took part in step 99; there are steps 1 to 2" in result.err
+    assert not (tmp_path / "copy").exists()
+
+
 @pytest.mark.parametrize("what", REDACTIONS)
 def test_redaction_is_asked_for_by_name(fixture, what):
     assert len(fixture(name="plain.jsonl").read_bytes()) >= len(fixture("--redact", what).read_bytes())
+
+
+def test_a_fixture_of_nothing_takes_the_place_of_an_older_one(fixture, call):
+    path = fixture()
+    assert fixture("--status", "truncated", "--step", "2") == path
+    with open_source(path) as reader:
+        assert not list(reader.samples())
+    assert "the log has no samples yet" in call("ls", path).err
 
 
 def test_text_of_an_error_is_redacted(fixture, call):
@@ -77,9 +94,13 @@ def test_a_redaction_that_does_not_exist_is_refused(run_log, call, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_fixture_may_go_to_standard_output(run_log):
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+def test_a_fixture_may_go_to_standard_output(run_log, output, tmp_path):
     command = [sys.executable, "-m", "rollout_log.cli", "export", run_log, "math-1"]
-    done = subprocess.run([*command, "--to", "fixture", "-o", "/dev/stdout"], capture_output=True, check=True)
+    command += ["--to", "fixture", "-o", output]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert done.stderr == b"rollout-log: /dev/stdout, with 1 sample\n"
     assert done.stdout.startswith(b'{"rollout_log_fixture":[1,0]}\n{"event":"opened","key":"math-1"')
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recorded import PATH, frame
-from rollout_log.cli.stats import size
+from rollout_log.cli._output import size
 from rollout_log.events import Delta, Ended, Opened, Requested, Responded
 from rollout_log.log import Log, Summary
 from rollout_log.statistics import _pick
