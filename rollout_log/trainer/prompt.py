@@ -32,9 +32,11 @@ def _prompt_ids(host: Host, sample: Any, tokenizer: Any, processor: Any) -> list
             "the trainer's state has no tokenizer to make them; is --hf-checkpoint set?",
         )
     if not isinstance(sample.prompt, str) and not has_media(sample):
-        return [
-            int(token) for token in tokenizer.apply_chat_template(sample.prompt, add_generation_prompt=True)
-        ]
+        wanted = getattr(sample, "apply_chat_template_kwargs", None) or {}
+        ids = tokenizer.apply_chat_template(
+            sample.prompt, **{"add_generation_prompt": True, **wanted, "tokenize": True, "return_dict": False}
+        )
+        return [int(token) for token in ids]
     prepare = getattr(host.module(host.rollout), "_prepare_prompt_ids", None)
     if prepare is not None:
         return [int(token) for token in prepare(sample, tokenizer, processor)]

@@ -442,6 +442,35 @@ def test_parameters_that_it_cannot_have_are_refused(rig: Rig) -> None:
         generate(trainer, vime.generate, Scripted([]), new_sample(), top_p=0.5)
 
 
+# Prompts
+
+
+def test_a_prompt_of_messages_is_put_through_the_chat_template(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def apply_chat_template(conversation: Any, return_dict: bool = True, **wanted: Any) -> Any:
+        """As of transformers 5, which gives a dict unless told otherwise."""
+        asked.append({"conversation": conversation, **wanted})
+        return {"input_ids": [1, 2]} if return_dict else [1, 2]
+
+    trainer = vime_trainer(rig)
+    monkeypatch.setattr(trainer.tokenizer, "apply_chat_template", apply_chat_template, raising=False)
+    messages = [{"role": "user", "content": "two"}]
+    sample = new_sample(prompt=messages, apply_chat_template_kwargs={"enable_thinking": False})
+    engine = Scripted([delta(TOKENS, 0, "stop"), "[DONE]"])
+    generate(trainer, vime.generate, engine, sample)
+    assert (engine.bodies[0]["token_ids"], sample.tokens) == ([1, 2], [1, 2, *TOKENS])
+    (given,) = asked
+    assert given == {
+        "conversation": messages,
+        "add_generation_prompt": True,
+        "enable_thinking": False,
+        "tokenize": True,
+    }
+
+
 # What a tokenizer cannot take
 
 
