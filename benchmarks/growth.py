@@ -23,10 +23,12 @@ from rollout_log.record.samples import Samples
 
 __all__ = ["rows"]
 
-AT_ONCE = 4096
-"""Tokens between two commits, at the least."""
 EACH = 8
-"""Tokens of each stream between two commits, at the least: 250 ms at 30 tokens a second."""
+"""Tokens of each stream between two commits: 250 ms at 30 tokens a second."""
+AT_ONCE = 4096
+"""The same of a single stream, whose every commit would else be what is measured."""
+LEAST = 8192
+"""Tokens that are measured together."""
 
 
 def opened(log: Log | None, streams: int) -> list[Exchange]:
@@ -40,16 +42,16 @@ def opened(log: Log | None, streams: int) -> list[Exchange]:
     return found
 
 
-def feed(exchanges: list[Exchange], tokens: int, log: Log) -> float:
+def feed(exchanges: list[Exchange], tokens: int, log: Log | None, at_once: int) -> float:
     """Feed tokens to the streams in turn; return CPU seconds per token, commits included."""
     data, streams = chunks(1), len(exchanges)
-    at_once = max(AT_ONCE, EACH * streams)
     start = time.process_time()
     for place in range(tokens):
         exchanges[place % streams].feed(data[place % len(data)])
-        if place % at_once == at_once - 1:
+        if log is not None and place % at_once == at_once - 1:
             log.flush_sync()
-    log.flush_sync()
+    if log is not None:
+        log.flush_sync()
     return (time.process_time() - start) / max(tokens, 1)
 
 
@@ -62,27 +64,28 @@ def lengths(log: Log, *, quick: bool) -> Iterator[Row]:
         done = 0
         for mark in marks:
             # The last 1,024 tokens before each mark are measured, the others only fed.
-            feed([exchange], mark - 1024 - done, log)
-            costs[mark].append(feed([exchange], 1024, log))
+            feed([exchange], mark - 1024 - done, log, AT_ONCE)
+            costs[mark].append(feed([exchange], 1024, log, AT_ONCE))
             done = mark
     for mark in marks[1:]:
         ratio = statistics.median(costs[mark]) / statistics.median(costs[1024])
         yield Row("8", f"CPU per token at {mark:,} tokens", "at 1,024 tokens", ratio, 1.1)
 
 
-def widths(log: Log, *, quick: bool) -> Iterator[Row]:
-    """Yield what a token costs among many streams."""
-    counts = [1, 64, 512, 4096] if not quick else [1, 64]
+def widths(log: Log | None, least: int, *, quick: bool) -> Iterator[Row]:
+    """Yield what a token costs among many streams, against `least` streams."""
+    counts = [least, *(count for count in (64, 512, 4096) if count > least)] if not quick else [least, 128]
     streams = {count: opened(log, count) for count in counts}
     costs: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(2 if quick else 6):
         for count, exchanges in streams.items():
-            cost = feed(exchanges, max(AT_ONCE, EACH * count) * 2, log)
+            cost = feed(exchanges, max(LEAST, 2 * EACH * count), log, EACH * count)
             if turn:
                 costs[count].append(cost)
     for count in counts[1:]:
-        ratio = statistics.median(costs[count]) / statistics.median(costs[1])
-        yield Row("8", f"CPU per token of {count:,} streams", "of one", ratio, 1.1)
+        ratio = statistics.median(costs[count]) / statistics.median(costs[least])
+        what = f"CPU per token of {count:,} streams" + (", no log" if log is None else "")
+        yield Row("8", what, f"of {least}", ratio, 1.1)
 
 
 def memory(*, quick: bool) -> Iterator[Row]:
@@ -111,5 +114,6 @@ def rows(*, quick: bool = False) -> Iterator[Row]:
         Log.open(Path(folder) / "log", durability="window", window_ms=3_600_000) as log,
     ):
         yield from lengths(log, quick=quick)
-        yield from widths(log, quick=quick)
+        yield from widths(log, 64, quick=quick)
+    yield from widths(None, 1, quick=quick)
     yield from memory(quick=quick)

@@ -1,4 +1,4 @@
-"""Reading (target 6): the fold against bare decoding, and one sample out of a large log."""
+"""Reading (target 6): the fold against bare decoding and of a sealed sample; one sample of a large log."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from pathlib import Path
 from benchmarks.frames import decode, events, frames
 from benchmarks.generate import write_log
 from benchmarks.measure import Row, cpu, in_turn, median_ratio
-from rollout_log.fold import fold
-from rollout_log.log import LogReader
+from rollout_log.events import Ended
+from rollout_log.fold import Rollout, fold
+from rollout_log.log import Log, LogReader
+from rollout_log.log.directory import segments_of
+from rollout_log.log.sealed import SealedSegment
+from rollout_log.log.sealing import seal
 
 __all__ = ["rows"]
 
 TOKENS = 4096
+LENGTHS = (1024, 16_384)
+"""Tokens of a sealed sample."""
 
 
 def opened_and_read(path: Path, key: str) -> Callable[[], object]:
@@ -28,12 +34,40 @@ def opened_and_read(path: Path, key: str) -> Callable[[], object]:
     return work
 
 
+def sealed(folder: Path, tokens: int) -> Callable[[], object]:
+    """Seal one sample; return what folds it, the file opened anew."""
+    with Log.open(folder / "log", durability="window", seal=False) as log:
+        written = [*events(tokens), Ended(0, "eof", None, 20_000 * tokens)]
+        log.append(log.create(written[0]), 0, written)  # type: ignore[arg-type]  # an `Opened` comes first
+        log.rotate()
+        log.flush_sync()
+        path = seal(segments_of(log.path / log.writer)[0])
+
+    def work() -> None:
+        segment = SealedSegment.open(path)
+        rollout = Rollout()
+        for piece in segment.pieces(0):
+            rollout.apply_piece(piece.first, piece.events)
+        segment.close()
+        if rollout.length != tokens:
+            raise SystemExit(f"{rollout.length} tokens of {tokens}")
+
+    return work
+
+
 def rows(*, quick: bool = False) -> Iterator[Row]:
     """Measure target 6."""
     runs = 1 if quick else 9
     numbered = list(enumerate(events(TOKENS)))
     of, to = in_turn(runs, lambda: fold(numbered), lambda: [decode(frame) for frame in frames(TOKENS)])
     yield Row("6", "fold of recorded frames", "typed decoding of them", median_ratio(of, to), 2.5)
+    for tokens in LENGTHS:
+        with tempfile.TemporaryDirectory() as name:
+            work = sealed(Path(name), tokens)
+            speed = tokens / statistics.median(cpu(work) for _ in range(runs))
+        limit = 1e6 if tokens == LENGTHS[-1] else None
+        what = f"fold of a sealed sample of {tokens:,} tokens"
+        yield Row("6", what, "CPU, opening the file included", speed, limit, "tokens/s", at_least=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_log(folder / "small", 1_000, 10)
