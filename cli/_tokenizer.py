@@ -71,8 +71,8 @@ def pieces(decode: Decode, token_ids: Sequence[int]) -> list[str]:
     start = read = 0
     for end in range(1, len(token_ids) + 1):
         known, text = decode(token_ids[start:read]), decode(token_ids[start:end])
-        whole = not text.endswith(_REPLACEMENT) or end == len(token_ids) or end - read >= _LONGEST_CHARACTER
-        if whole and len(text) > len(known):
+        late = end == len(token_ids) or end - read >= _LONGEST_CHARACTER
+        if late or (len(text) > len(known) and not text.endswith(_REPLACEMENT)):
             found.append(text[len(known) :])
             start, read = read, end
         else:

@@ -179,6 +179,17 @@ def test_pieces_join_to_the_whole(tokenizer):
     assert pieces(decode, []) == []
 
 
+def test_tokens_without_text_are_read_a_few_at_a_time():
+    read = []
+
+    def decode(token_ids):
+        read.append(len(token_ids))
+        return "a" * list(token_ids).count(500)
+
+    assert pieces(decode, range(1000)) == ["a" if i == 500 else "" for i in range(1000)]
+    assert max(read) <= 16
+
+
 def test_several_choices(tmp_path, call):
     with Writer(tmp_path / "log") as writer:
         frames = [
