@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -23,6 +23,7 @@ MARKER = (
     "rollout_log(file, mode=…, upstream=…, pace=…, at_cut=…, faults=…, block_network=…): where the fixture "
     "`rollout_log` reads and writes, by default fixtures/<module>.jsonl beside the module, and how"
 )
+_MARKS = ("file", "mode", "upstream", "pace", "at_cut", "faults", "block_network")
 _used = pytest.StashKey[dict[str, dict[str, bool]]]()
 """File -> recording -> whether any test asked for it."""
 _engine = pytest.StashKey[Any]()
@@ -79,18 +80,20 @@ def rollout_log(
     marks: dict[str, Any] = {}
     for mark in reversed(list(request.node.iter_markers("rollout_log"))):  # the closest one last
         marks |= {**({"file": mark.args[0]} if mark.args else {}), **mark.kwargs}
+    if unknown := [name for name in marks if name not in _MARKS]:
+        _refuse(f"the marker rollout_log takes no {unknown[0]!r}: there are {', '.join(_MARKS)}")
     # Command line over fixture over marker.
     mode = _first(option("--rollout-log-mode"), rollout_log_mode, marks.pop("mode", None), "none")
     upstream = _first(option("--rollout-log-upstream"), rollout_log_upstream, marks.pop("upstream", None))
     blocked = _first(option("--rollout-log-block-network"), marks.pop("block_network", None), False)
     if mode not in MODES:
-        raise pytest.UsageError(f"{mode!r} is no mode of recording: there are {', '.join(MODES)}")
+        _refuse(f"{mode!r} is no mode of recording: there are {', '.join(MODES)}")
     path = _path(request.path, _first(rollout_log_file, marks.pop("file", None)))
     test = request.node.nodeid.partition("::")[2]
     try:
         engine = StandIn(Recordings(path, test), mode, upstream=upstream, **marks)
-    except RolloutLogError as error:
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    except (RolloutLogError, ValueError) as error:
+        _refuse(str(error))
     request.node.stash[_engine] = engine
     try:
         if blocked:
@@ -149,16 +152,22 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name the recordings that no test asked for."""
+    lines = []
     for path, names in sorted(config.stash[_used].items()):
         unused = sorted(name for name, asked in names.items() if not asked)
         if unused:
             more = f" and {len(unused) - 10} more" if len(unused) > 10 else ""
-            terminalreporter.section("rollout-log", sep="-")
-            terminalreporter.line(
-                f"{path}: {len(unused)} of {len(names)} recordings were not asked for: "
-                + ascii(", ".join(unused[:10]))[1:-1]
-                + more
-            )
+            shown = ascii(", ".join(unused[:10]))[1:-1] + more
+            lines.append(f"{path}: {len(unused)} of {len(names)} recordings were not asked for: {shown}")
+    if lines:
+        terminalreporter.section("rollout-log", sep="-")
+    for line in lines:
+        terminalreporter.line(line)
+
+
+def _refuse(message: str) -> NoReturn:
+    """End the set-up of a test with what to mend, and no traceback of this plugin."""
+    raise pytest.fail.Exception(message, pytrace=False) from None
 
 
 def _fail_on_misses(item: pytest.Item, error: BaseException | None) -> None:
@@ -180,7 +189,7 @@ def _blocked(engine: StandIn, upstream: str | None) -> Iterator[StandIn]:
 def _path(module: Path, given: Path | str | None) -> Path:
     """Say where the recordings of a test module are."""
     if given is not None:
-        return module.parent / given
+        return (module.parent / given).resolve()
     plain = module.parent / "fixtures" / f"{module.stem}.jsonl"
     packed = [plain.with_name(plain.name + suffix) for suffix in (".gz", ".zst")]
     return next((path for path in (plain, *packed) if path.exists()), plain)

@@ -8,11 +8,12 @@ desk.leave(playback)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import Union
+from typing import Union, get_args
 
 from rollout_log.engines.wire import object_in
 from rollout_log.replay.asking import Asked
@@ -45,6 +46,9 @@ class Desk:
         pace: Pace = 0,
         faults: Faults | None = None,
     ) -> None:
+        """Raises ValueError for a `cut`, an `at_cut` or a `pace` that is none."""
+        _check("cut", cut, get_args(Cut))
+        _check("at_cut", at_cut, get_args(AtCut))
         recordings = [each for source in open_all(sources) for each in list_recordings(source)]
         self.matcher = Matcher(recordings, cut=cut)
         self.at_cut = at_cut
@@ -168,6 +172,11 @@ def _names(asked: Asked, request_id: str | None) -> set[str]:
     return {*own, *(f"generate-tokens-{each}" for each in own), *([request_id] if request_id else [])}
 
 
+def _check(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is one of {', '.join(known)}, not {value!r}")
+
+
 def open_all(sources: Sources) -> list[Source]:
     """Open whatever a user may call a source."""
     if isinstance(sources, (str, os.PathLike)):
@@ -181,7 +190,8 @@ def open_all(sources: Sources) -> list[Source]:
 
 def pace_of(pace: Pace) -> float:
     """Return the factor on recorded waits; raises ValueError for a negative one or another word."""
-    factor = 1.0 if pace == "recorded" else float(pace)
-    if not factor >= 0:
-        raise ValueError(f"a pace is 0 or more, or 'recorded', not {pace!r}")
-    return factor
+    with contextlib.suppress(ValueError, TypeError):
+        factor = 1.0 if pace == "recorded" else float(pace)
+        if factor >= 0:
+            return factor
+    raise ValueError(f"a pace is 0 or more, or 'recorded', not {pace!r}")

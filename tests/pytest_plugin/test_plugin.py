@@ -204,6 +204,36 @@ def test_unused_recordings_are_reported(suite):
     assert "not asked for" not in suite(two).stdout.str()
 
 
+def test_files_with_unused_recordings_are_in_one_section(suite):
+    suite(DIRECT + ASK, mode="once")
+    other = suite.file.with_name("other.jsonl")
+    other.write_text(suite.file.read_text().replace(',"metadata":{"test":"test_direct"}', ""))
+    source = MODULE + "def test_direct(rollout_log): ...\n"
+    given = f"../{suite.file.parent.parent.name}/fixtures/other.jsonl"
+    result = suite(source + f"@pytest.mark.rollout_log('{given}')\ndef test_other(rollout_log): ...\n")
+    result.stdout.fnmatch_lines([f"{other}: 1 of 1 *", f"{suite.file}: 1 of 1 *"])
+    assert result.stdout.str().count(" rollout-log ") == 1
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        ("pase=1", "the marker rollout_log takes no 'pase': there are file, mode, upstream, pace, at_cut, *"),
+        ("mode='nun'", "'nun' is no mode of recording: there are none, once, new_episodes, all"),
+        ("at_cut='halt'", "at_cut is one of hold, go, end, not 'halt'"),
+        ("pace='fast'", "a pace is 0 or more, or 'recorded', not 'fast'"),
+        ("faults='drop=3'", "these are no faults: *"),
+    ],
+)
+def test_a_mistake_in_the_marker_is_named_without_a_traceback(suite, mark, said):
+    suite(DIRECT + ASK, mode="once")
+    source = MODULE + f"\n@pytest.mark.rollout_log({mark})\ndef test_direct(rollout_log): ...\n"
+    result = suite(source)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([said])
+    assert "pytest_plugin.py" not in result.stdout.str()
+
+
 def test_a_file_exported_from_a_log_is_every_tests(suite, pytester):
     suite(DIRECT + ASK, mode="once")
     text = suite.file.read_text().replace(',"metadata":{"test":"test_direct"}', "")
