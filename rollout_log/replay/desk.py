@@ -19,7 +19,8 @@ from rollout_log.engines.wire import object_in
 from rollout_log.replay.asking import Asked
 from rollout_log.replay.errors import ReplayMiss
 from rollout_log.replay.faults import Faults
-from rollout_log.replay.matching import Cut, Match, Matcher, Report, list_recordings
+from rollout_log.replay.library import list_recordings
+from rollout_log.replay.matching import Cut, Match, Matcher, Report
 from rollout_log.replay.playback import HELD_S, AtCut, Gate, Playback
 from rollout_log.replay.recording import Source
 from rollout_log.replay.splice import script_of

@@ -18,7 +18,8 @@ from replay.streams import DONE, VLLM, body, frame, frames_of, sample, tokens_of
 from rollout_log.errors import RolloutLogError
 from rollout_log.replay import serve_replay
 from rollout_log.replay.faults import FAULT_HEADER, Faults
-from rollout_log.replay.matching import Match, list_recordings
+from rollout_log.replay.library import list_recordings
+from rollout_log.replay.matching import Match
 from rollout_log.replay.script import Script
 from rollout_log.replay.splice import script_of
 

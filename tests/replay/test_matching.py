@@ -15,7 +15,8 @@ from replay.streams import VLLM, aborted, body, sample, sse, whole
 from rollout_log.replay import ReplayMiss
 from rollout_log.replay.asking import Asked
 from rollout_log.replay.desk import Desk
-from rollout_log.replay.matching import Match, Matcher, list_recordings
+from rollout_log.replay.library import list_recordings
+from rollout_log.replay.matching import Match, Matcher
 from rollout_log.replay.playback import Over
 from rollout_log.replay.prompts import Prompts
 
