@@ -65,7 +65,7 @@ class Desk:
     @property
     def running(self) -> bool:
         """Whether a response is under way that was not stopped by a pause."""
-        return any(each.gate.open for each in self.playing)
+        return any(each.gate.open for each in self._under_way())
 
     def take(self, asked: Asked, *, faults: Faults | None = None, final: bool = True) -> Playback:
         """Begin a response, with these faults or the desk's own.
@@ -107,7 +107,7 @@ class Desk:
     def abort(self, request_ids: Iterable[str] | None = None) -> int:
         """Abort the responses with these ids, or all; returns how many."""
         ids = None if request_ids is None else set(request_ids)
-        chosen = [each for each in self.playing if ids is None or ids & each.names]
+        chosen = [each for each in self._under_way() if ids is None or ids & each.names]
         for each in chosen:
             each.abort()
         return len(chosen)
@@ -116,7 +116,7 @@ class Desk:
         """Begin no response, and `keep` those under way where they are, `abort` them, or let them end."""
         if mode == "keep":
             self.gate.open = False
-            for each in self.playing:
+            for each in self._under_way():
                 each.gate.open = False
             return
         if self.gate.open:
@@ -127,13 +127,17 @@ class Desk:
     def resume(self) -> None:
         """Let all responses go on."""
         self.gate.open = True
-        for each in list(self.playing):
+        for each in self._under_way():
             each.gate.open = True
             each.wake()
 
     def report(self) -> Report:
         """Say what was not asked for, and what was asked for in vain."""
         return self.matcher.report()
+
+    def _under_way(self) -> list[Playback]:
+        """Return what plays now; other threads begin and end meanwhile."""
+        return list(self.playing)
 
     def _say_cut(self, playback: Playback) -> None:
         """Say of the first response that is held that it is, and for what."""
@@ -151,13 +155,14 @@ class Desk:
 
     def _say_held(self) -> None:
         """Say once, when nothing moves any more, what everything waits for."""
-        moved = max((each.moved for each in self.playing), default=0.0)
-        if moved == self._said or not all(each.held for each in self.playing):
+        playing = self._under_way()
+        moved = max((each.moved for each in playing), default=0.0)
+        if moved == self._said or not all(each.held for each in playing):
             return
         if time.monotonic() - moved < HELD_S * 0.9:
             return
         self._said = moved
-        names = [match.exchange.name for match in self.playing.values()]
+        names = [match.exchange.name for match in map(self.playing.get, playing) if match is not None]
         _logger.warning(
             "replay: nothing moves: %d responses are held where their recording was aborted (%s). Abort "
             "the requests or close their connections, or replay with at_cut='go' or 'end'",

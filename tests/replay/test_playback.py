@@ -18,7 +18,7 @@ from rollout_log.events import Ended, Event, Reads, Responded
 from rollout_log.replay import ReplayTransport, playback
 from rollout_log.replay.asking import Asked
 from rollout_log.replay.desk import Desk, pace_of
-from rollout_log.replay.playback import Over, Playback, Wait
+from rollout_log.replay.playback import Gate, Over, Playback, Wait
 
 PROMPT = [7]
 REQUEST = json.dumps(body(PROMPT, 3)).encode()
@@ -187,3 +187,19 @@ def test_threads_share_a_transport():
         answers = sorted(threads.map(ask, range(64)))
     assert answers == [[number, 1, 2] for number in range(64)]
     assert transport.report() == ([], [], [])
+
+
+def test_what_plays_may_begin_and_end_while_it_is_looked_at():
+    desk = ReplayTransport(MemoryLog()).desk
+
+    class Restless:
+        """Its gate is looked at while another thread ends this response."""
+
+        @property
+        def gate(self) -> Gate:
+            desk.playing.pop(self, None)
+            return Gate(is_open=False)
+
+    desk.playing.update(dict.fromkeys([Restless(), Restless()]))
+    assert not desk.running
+    assert desk.playing == {}
