@@ -14,7 +14,7 @@ import msgspec
 from rollout_log.engines import RequestInfo, dialect_for
 from rollout_log.engines.wire import object_in
 
-__all__ = ["Asked", "body_difference", "endpoint_of", "meaning_of", "parameter_difference"]
+__all__ = ["Asked", "body_difference", "endpoint_of", "meaning_of", "parameter_differences"]
 
 _ENDPOINTS = (
     "/inference/v1/generate",
@@ -66,25 +66,27 @@ def meaning_of(body: bytes) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def parameter_difference(
+def parameter_differences(
     asked: RequestInfo, recorded: RequestInfo, *, at: int = 0, base: int = 0
-) -> str | None:
-    """Return the first parameter that differs, with both values; None when none does.
+) -> list[str]:
+    """Return each parameter that differs, with both values.
 
     `at` and `base` are the response tokens each request starts from: a budget is compared by where it
     ends, or as it stands (a turn has its own).
     """
+    found = []
     ours, theirs = asked.max_tokens, recorded.max_tokens
     if ours != theirs and not (
         ours is not None and theirs is not None and at != base and at + ours == base + theirs
     ):
-        return _differ("max_tokens", ours, theirs)
+        found.append(_differ("max_tokens", ours, theirs))
     if asked.model and recorded.model and asked.model != recorded.model:
-        return _differ("model", asked.model, recorded.model)
-    for name in ("n", "stream"):
-        if getattr(asked, name) != getattr(recorded, name):
-            return _differ(name, getattr(asked, name), getattr(recorded, name))
-    return _first_difference(
+        found.append(_differ("model", asked.model, recorded.model))
+    if asked.n != recorded.n:
+        found.append(_differ("n", asked.n, recorded.n))
+    if asked.stream != recorded.stream:
+        found.append(_differ("stream", asked.stream, recorded.stream))
+    return found + _differences(
         {name: value for name, value in asked.sampling_params.items() if name not in _LOWERED},
         {name: value for name, value in recorded.sampling_params.items() if name not in _LOWERED},
     )
@@ -97,14 +99,12 @@ def body_difference(asked: bytes, recorded: bytes) -> tuple[int, str]:
         ours.pop(name, None)
         theirs.pop(name, None)
     equal = sum(theirs.get(name) == value for name, value in ours.items() if value is not None)
-    return equal, _first_difference(ours, theirs) or "the bodies differ"
+    return equal, next(iter(_differences(ours, theirs)), "the bodies differ")
 
 
-def _first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
-            return _differ(name, ours.get(name), theirs.get(name))
-    return None
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+    return [_differ(name, ours.get(name), theirs.get(name)) for name in names]
 
 
 def _differ(name: str, ours: Any, theirs: Any) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from rollout_log.record.base import common_prefix
-from rollout_log.replay.asking import Asked, body_difference, meaning_of, parameter_difference
+from rollout_log.replay.asking import Asked, body_difference, meaning_of, parameter_differences
 from rollout_log.replay.errors import ReplayMiss
 from rollout_log.replay.library import Recording
 from rollout_log.replay.prompts import Prompts
@@ -58,12 +58,13 @@ class _Search:
     named: bool = False
     """The client said which sample it means."""
     busy: bool = False
-    depth: tuple[int, int] = (-1, -1)
+    depth: tuple[int, ...] = ()
+    """What the nearest has in common: tokens or fields, the whole request, fewer parameters that differ."""
     nearest: str | None = None
     difference: str = ""
     used: list[str] = field(default_factory=list)
 
-    def note(self, depth: tuple[int, int], name: str, difference: str) -> None:
+    def note(self, depth: tuple[int, ...], name: str, difference: str) -> None:
         if depth > self.depth:
             self.depth, self.nearest, self.difference = depth, name, difference
 
@@ -209,9 +210,9 @@ class Matcher:
         for each in recording.exchanges:
             if each.info.token_ids != ids:
                 continue
-            differs = parameter_difference(search.asked.info, each.info)
-            if differs is not None:
-                search.note((len(ids), 1), each.name, differs)
+            differs = parameter_differences(search.asked.info, each.info)
+            if differs:
+                search.note((len(ids), 1, -len(differs)), each.name, differs[0])
             elif each.number not in recording.served:
                 return Match(recording, each, 0, again=False)
             elif self.cut == "exact" or (recording.finished and not search.named):
@@ -226,10 +227,11 @@ class Matcher:
                 if recording.finished and not search.named and len(ids) == len(recording.prompt or ()):
                     continue
                 start = len(each.info.token_ids or ())
-                differs = parameter_difference(search.asked.info, each.info, at=start + offset, base=start)
-                if differs is None and (offset < len(each.generated) or not offset):
+                differs = parameter_differences(search.asked.info, each.info, at=start + offset, base=start)
+                if not differs and (offset < len(each.generated) or not offset):
                     return Match(recording, each, offset, again=each.number in recording.ended)
-                search.note((len(ids), 0), each.name, differs or "the recording ends there")
+                said = differs[0] if differs else "the recording ends there"
+                search.note((len(ids), 0, -len(differs)), each.name, said)
         return None
 
     def _fit_text(self, search: _Search, recording: Recording) -> Match | None:

@@ -195,6 +195,15 @@ def test_a_miss_names_the_nearest_and_the_first_difference(asked, difference):
     assert difference in str(miss.value)
 
 
+def test_of_recordings_of_a_prompt_the_nearest_differs_least():
+    log = MemoryLog()
+    sample(log, "far", PROMPT, [1, 2, 3, 4], seed=2, temperature=0.5)
+    sample(log, "near", PROMPT, [1, 2, 3, 4], seed=3, temperature=1.0)
+    sample(log, "as near", PROMPT, [1, 2, 3, 4], seed=4, temperature=1.0)
+    with pytest.raises(ReplayMiss, match="nearest is 'near' request 0: seed is 1, recorded 3"):
+        matcher(log).match(ask(PROMPT, seed=1, temperature=1.0))
+
+
 def test_the_same_number_is_the_same_parameter():
     log = MemoryLog()
     sample(log, "k", PROMPT, [1, 2, 3, 4], temperature=1.0)
