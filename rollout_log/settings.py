@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -70,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
 _NAMES = tuple(Settings.__struct_fields__)
 _PREFIX, _ENVIRONMENT, _FLAG = "rollout_log_", "ROLLOUT_LOG_", "--rollout-log-"
 _OTHERS = {"ROLLOUT_LOG_KILLS"}
+_SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
 _warned: set[str] = set()
 
 
@@ -98,10 +99,26 @@ def _convert(name: str, value: Any, source: str) -> Any:
         value = _size(value)
     if name == "resume" and value is False:
         value = "off"  # as YAML reads that word
+    if kind is bool and isinstance(value, str):
+        value = _SWITCHES.get(value.strip().lower(), value)  # as YAML reads these
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}={value!r}: {error}") from None
+        raise SettingsError(f"{source}={value!r}: {_may_be(name, kind) or error}") from None
+
+
+def _may_be(name: str, kind: Any) -> str | None:
+    """Say what a setting may be, where msgspec's message does not."""
+    if name == "max_bytes":
+        return "it is a size, such as 200 GB"
+    if kind is bool:
+        return "it is true or false"
+    words = [
+        word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)
+    ]
+    if not words:
+        return None
+    return f"it is {'some' if get_origin(kind) is tuple else 'one'} of {', '.join(words)}"
 
 
 def _size(text: str) -> Any:

@@ -46,7 +46,10 @@ def test_arguments_go_before_the_environment_and_that_before_defaults():
     [
         ("enabled", "0", False),
         ("enabled", "false", False),
+        ("enabled", "Off", False),
+        ("enabled", "no", False),
         ("strict", "1", True),
+        ("strict", "yes", True),
         ("window_ms", "20", 20),
         ("max_bytes", "50 GB", 50 * 10**9),
         ("max_bytes", "1.5T", 15 * 10**11),
@@ -68,9 +71,24 @@ def test_a_switch_of_yaml_may_be_a_word():
 @pytest.mark.parametrize(
     ("args", "environ", "said"),
     [
-        ({"rollout_log_on_retry": "never"}, {}, r"args\.rollout_log_on_retry='never'"),
+        (
+            {"rollout_log_on_retry": "never"},
+            {},
+            r"args\.rollout_log_on_retry='never': .* auto, restart, continue$",
+        ),
         ({}, {"ROLLOUT_LOG_RETRIES": "many"}, r"ROLLOUT_LOG_RETRIES='many'"),
-        ({}, {"ROLLOUT_LOG_MAX_BYTES": "1 furlong"}, r"ROLLOUT_LOG_MAX_BYTES='1 furlong'"),
+        (
+            {},
+            {"ROLLOUT_LOG_MAX_BYTES": "1 furlong"},
+            r"ROLLOUT_LOG_MAX_BYTES='1 furlong': it is a size, such as",
+        ),
+        ({}, {"ROLLOUT_LOG_ENABLED": "maybe"}, r"ROLLOUT_LOG_ENABLED='maybe': it is true or false$"),
+        (
+            {},
+            {"ROLLOUT_LOG_KEEP": "image"},
+            r"ROLLOUT_LOG_KEEP=.*: it is some of routed_experts, .*, images$",
+        ),
+        ({"rollout_log_max_bytes": -1}, {}, r"args\.rollout_log_max_bytes=-1: it is a size"),
         ({"rollout_log_window_ms": -5}, {}, r"args\.rollout_log_window_ms=-5"),
     ],
 )
