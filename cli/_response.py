@@ -43,8 +43,8 @@ _ORIGINS = {
 }
 
 
-def print_prompt(token_ids: Sequence[int], decode: Decode | None) -> None:
-    """Print the prompt's text, or its ids."""
+def print_prompt(token_ids: Sequence[int], decode: Decode | None, words: str | None = None) -> None:
+    """Print the prompt's text, or its ids; where there are none, the words that were asked."""
     from rich.text import Text
 
     out = console()
@@ -52,6 +52,9 @@ def print_prompt(token_ids: Sequence[int], decode: Decode | None) -> None:
     if token_ids:
         shown = decode(token_ids) if decode else " ".join(map(str, token_ids))
         _print_behind_bar(Text(safe(shown, keep="\n")))
+    elif words:
+        out.print("the client sent text and no tokens", style="dim")
+        _print_behind_bar(Text(safe(words, keep="\n")))
 
 
 def print_response(rollout: Rollout, choice: Choice, decode: Decode | None) -> None:

@@ -29,6 +29,7 @@ import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._asked import words_asked
 from rollout_log.cli._output import console, print_hanging, print_json, safe
 from rollout_log.cli._progress import progress
 from rollout_log.cli._times import clock, duration, parse_time
@@ -109,7 +110,9 @@ def run(
         elif check:
             _compare(entries, lambda entry: asyncio.run(check_sample(reader, entry)), json=json)
         elif at_event is not None or at_time is not None:
-            for entry in entries:
+            for number, entry in enumerate(entries):
+                if number and not json:
+                    print()
                 _show_at(reader, entry, at_event, at_time, tokenizer, json=json)
         else:
             runs = len({entry.ref.run for entry in entries}) > 1
@@ -204,7 +207,7 @@ def _show_at(
         return
     last = f"event {events[-1][0]}, {type(events[-1][1]).__name__}" if events else "nothing yet"
     console().print(f"as of {last}, of {several(entry.summary.events, 'event')}", style="bold")
-    print_sample(rollout, entry.ref, decode)
+    print_sample(rollout, entry.ref, decode, words_asked(events))
 
 
 def _clock(text: str, entry: Entry) -> int:

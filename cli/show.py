@@ -21,6 +21,7 @@ import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
+from rollout_log.cli._asked import words_asked
 from rollout_log.cli._output import print_facts, print_json, safe
 from rollout_log.cli._response import print_prompt, print_response
 from rollout_log.cli._table import print_table
@@ -44,11 +45,12 @@ def run(
     with open_source(log) as reader:
         ref = arguments.find(reader, key)
         rollout = reader.rollout(ref)
+        words = None if json or rollout.prompt_token_ids else words_asked(reader.events(ref))
     decode = tokenizer_for(rollout, tokenizer)
     if json:
         print_json(sample_view(rollout, ref, decode))
     else:
-        print_sample(rollout, ref, decode)
+        print_sample(rollout, ref, decode, words)
 
 
 def _check_choice(rollout: Rollout, ref: Ref) -> None:
@@ -82,15 +84,15 @@ def sample_view(rollout: Rollout, ref: Ref, decode: Decode | None = None) -> Sam
     return found
 
 
-def print_sample(rollout: Rollout, ref: Ref, decode: Decode | None) -> None:
-    """Print a sample as it stands."""
+def print_sample(rollout: Rollout, ref: Ref, decode: Decode | None, words: str | None) -> None:
+    """Print a sample as it stands; `words` are what its request asks, where that is no tokens."""
     _check_choice(rollout, ref)
     several = len(rollout.choices) > 1
     choice = rollout.choice(ref.choice) if ref.choice is not None else rollout.choice_or_first()
     _print_facts(rollout, ref)
     _print_requests(rollout)
     print()
-    print_prompt(rollout.prompt_token_ids, decode)
+    print_prompt(rollout.prompt_token_ids, decode, words)
     print()
     if several and ref.choice is None:
         _print_choices(rollout, ref)

@@ -265,3 +265,41 @@ def test_without_colours_there_is_no_legend_of_them(monkeypatch, run_log, call, 
     assert "probability" in call("show", run_log, "math-1").out
     monkeypatch.setenv("NO_COLOR", "1")
     assert "probability" not in call("show", run_log, "math-1").out
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "shown"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "system", "content": "be\nbrief"},
+                    {"role": "user", "content": "hi\x1b[2J"},
+                ]
+            },
+            ["system: be", "brief", r"user: hi\x1b[2J"],
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "tool", "content": "7", "tool_call_id": "a"}, 5]},
+            ['{"role":"tool","content":"7","tool_call_id":"a"}', "5"],
+        ),
+        ("/v1/completions", {"prompt": "once upon"}, ["once upon"]),
+        ("/generate", {"text": "once upon"}, ["once upon"]),
+        ("/v1/chat/completions", {"messages": []}, []),
+    ],
+)
+def test_a_prompt_in_words_is_shown_as_it_was_asked(path, asked, shown, tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        exchange = writer.samples.request("k", path=path, body=json.dumps(asked).encode())
+        exchange.respond(200, [("content-type", "application/json")])
+        exchange.end("eof")
+    for lines in (
+        call("show", tmp_path / "log", "k").lines,
+        call("replay", tmp_path / "log", "k", "--at-event", 1).lines,
+    ):
+        start = lines.index("prompt, 0 tokens") + 1
+        end = lines.index("", start)
+        wanted = ["the client sent text and no tokens", *(f"│ {line}" for line in shown)] if shown else []
+        assert lines[start:end] == wanted
