@@ -123,12 +123,13 @@ class _Teller:
             self._clock = clock
         request = self._rollout.request
         seen = (request.usage, request.error) if request else (None, None)
+        texts = self._texts()
         finishes = {index: choice.finish_reason for index, choice in self._rollout.choices.items()}
         self._rollout.apply(event)
         if isinstance(event, Requested):
             self._kept = False
         if isinstance(event, Delta):
-            yield from self._frame(event, before, finishes, seen)
+            yield from self._frame(event, before, finishes, seen, texts)
             return
         lines = self._other(event)
         if lines:
@@ -154,6 +155,7 @@ class _Teller:
         before: dict[int, int],
         finishes: dict[int, str | None],
         seen: tuple[object, object],
+        texts: int,
     ) -> Iterator[Line]:
         rollout, request = self._rollout, self._rollout.request
         if request is None or request.number != event.number:
@@ -170,7 +172,7 @@ class _Teller:
             silence = (event.time - self._last) / 1e6
             yield self._line(event.number, event.time, f"nothing came for {silence:.1f} s, then")
         self._last = event.time
-        if ids:
+        if ids or self._texts() > texts:
             if self._group is None:
                 self._group = self._line(event.number, event.time, "")
                 self._frames = 0
@@ -200,7 +202,8 @@ class _Teller:
             took = (self._group_end - (group.time or 0)) / 1e6
             span = f" within {took:.2f} s" if took >= 0.01 else ""
             frames = f" in {several(self._frames, 'frame')}" if self._frames > 1 else ""
-            group.what = f"{_tokens(len(group.token_ids))}{frames}{span}"
+            what = _tokens(len(group.token_ids)) if group.token_ids else "text without tokens"
+            group.what = f"{what}{frames}{span}"
             yield group
 
     # Everything else
@@ -278,6 +281,10 @@ class _Teller:
 
     def _line(self, request: int | None, time: int | None, what: str) -> Line:
         return Line(self._number, self._clock, request, time, what)
+
+    def _texts(self) -> int:
+        """How many frames with text came, of the latest request."""
+        return sum(len(choice.wire_text) for choice in self._rollout.choices.values())
 
     def _lengths(self) -> dict[int, int]:
         return {index: len(choice.token_ids) for index, choice in self._rollout.choices.items()}

@@ -149,6 +149,18 @@ def test_each_frame_may_be_told():
     assert story(asked(), *frames, each_frame=True).count("1 token") == 3
 
 
+def test_text_without_tokens_is_told_too():
+    def said(time: int, text: str | None) -> Delta:
+        choice = {"index": 0, "delta": {"role": "assistant", "content": text}}
+        return Delta(0, json.dumps({"choices": [choice]}).encode(), time)
+
+    body = b'{"messages":[]}'
+    requested = Requested(0, 0, "first", "openai", "POST", "/v1/chat/completions", body, sent_unix_ns=SENT)
+    told = story(requested, Responded(0, 200, SSE, 1), said(2, None), said(3, "Hel"), said(50_003, "lo"))
+    assert "text without tokens in 2 frames within 0.05 s" in told
+    assert "text without tokens" in story(requested, Responded(0, 200, SSE, 1), said(3, "Hi"))
+
+
 def test_marks_and_what_is_not_known():
     told = story(
         Marked("finish_inferred", {"finish_reason": "length", "evidence": "the budget is used up"}),
