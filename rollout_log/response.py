@@ -88,6 +88,7 @@ class Choice(msgspec.Struct):
     sampling_mask: list[list[int] | None] = []
     """Empty, or one entry per token; None where the engine gave none."""
     routed_experts: str | None = None
+    """As the latest request told it, of all tokens from row `routed_experts_start` on."""
     routed_experts_start: int = 0
     wire_text: list[str] = []
     """Text as the engine sent it, of the latest request only."""
@@ -98,6 +99,7 @@ class Choice(msgspec.Struct):
     def begin(self) -> None:
         """A new request begins: what described the last one's end no longer holds."""
         self.finish_reason = self.stop_reason = self.inferred = None
+        self.routed_experts, self.routed_experts_start = None, 0
         self.wire_text = []
 
     def extend(
@@ -167,8 +169,6 @@ class Choice(msgspec.Struct):
             self.runs[-1].end = min(self.runs[-1].end, base)
         self.told = _cut(self.told, base)
         self.absent = [(start, min(end, base)) for start, end in self.absent if start < base]
-        if not base:
-            self.routed_experts = None
         return gone
 
     def _miss(self, start: int, end: int) -> None:

@@ -36,6 +36,7 @@ from rollout_log.record.elision import elide
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import safe_headers, safe_url
 from rollout_log.record.live import LiveSample
+from rollout_log.response import Choice
 
 if TYPE_CHECKING:
     from rollout_log.log import Log
@@ -46,7 +47,11 @@ _HOST = socket.gethostname()
 _KEPT_IDLE = 16_384
 """Samples that stay in memory, so that a resume finds them; those with an open request always do."""
 _KEPT_TOKENS = 8 << 20
-"""Tokens that those without an open request may have, at about 70 bytes each."""
+"""Tokens that those without an open request may have."""
+_TOKEN, _MASK, _MASK_ID = 70, 90, 40
+"""Bytes that a token takes, about, and the set it was sampled from: for itself and for each id in it."""
+_LOOKED_AT = 16
+"""Sets of a response that stand for all of them."""
 _COUNT_EVERY = 256
 """Samples that open between two times that the tokens are counted."""
 _GO_AT_ONCE = 4
@@ -298,7 +303,19 @@ class Samples:
 
 
 def _tokens_of(sample: LiveSample) -> int:
-    return len(sample.rollout.prompt_token_ids) + sample.rollout.length
+    """Return how many plain tokens take the memory that a sample takes."""
+    rollout = sample.rollout
+    return len(rollout.prompt_token_ids) + sum(map(_tokens_in, rollout.choices.values()))
+
+
+def _tokens_in(choice: Choice) -> int:
+    masks = choice.sampling_mask
+    if not masks and choice.routed_experts is None:  # nearly always
+        return len(choice.token_ids)
+    some = masks[:: len(masks) // _LOOKED_AT + 1]
+    ids = sum(map(len, filter(None, some))) * len(masks) // max(len(some), 1)
+    more = _MASK * len(masks) + _MASK_ID * ids + len(choice.routed_experts or "")
+    return len(choice.token_ids) + more // _TOKEN
 
 
 def _belongs(sample: LiveSample, path: str, info: RequestInfo) -> bool:

@@ -128,6 +128,7 @@ class SampleWriter:
             before=sample.rollout_routed_experts,
             start=choice.routed_experts_start,
         )
+        choice.routed_experts = None  # as large as all the rest, and nobody asks the fold for it again
         return True
 
     def finish(self, decode: Callable[[list[int]], str] | None, *, speculative: bool = False) -> None:

@@ -220,6 +220,17 @@ def test_spans_count_from_the_request_and_skip_observed_tokens() -> None:
     assert [(span.version, span.start, span.end) for span in found] == [("7", 0, 1), ("8", 2, 3)]
 
 
+def test_routing_is_that_of_the_latest_request() -> None:
+    def routed(experts: str | None, number: int, *ids: int) -> Delta:
+        choice = {"index": 0, "token_ids": ids, "finish_reason": "abort", "routed_experts": experts}
+        return Delta(number, msgspec.json.encode({"choices": [choice]}))
+
+    first = rolled(requested(), ok(), routed("AAAA", 0, 11))
+    assert first.choice().routed_experts == "AAAA"
+    second = fold(enumerate([requested(1, 1, "resume"), routed(None, 1, 12)], first.events), first)
+    assert (second.choice().token_ids, second.choice().routed_experts) == ([11, 12], None)
+
+
 def test_the_version_known_at_dispatch_stands_where_the_engine_told_none() -> None:
     rollout = rolled(requested(weight_version="7"), ok(), delta([11]), Ended(0, "cancelled"))
     (span,) = view(rollout).weight_versions

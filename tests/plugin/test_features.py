@@ -17,7 +17,7 @@ import pytest
 from plugin.scripted import HOLD, QUESTION, Scripted, delta, generate, new_sample, result, usage
 from rollout_log import slime, vime
 from rollout_log.errors import RolloutLogError
-from rollout_log.trainer.session import close_session
+from rollout_log.trainer.session import close_session, session_for
 from trainer.conftest import Rig
 from trainer.sample_double import Sample, Status
 from trainer.trainer_double import NEW_VIME, OLD_VIME, SLIME, TrainerDouble
@@ -157,6 +157,17 @@ def test_routed_experts_of_an_aborted_and_of_a_finished_request(rig: Rig) -> Non
     assert sample.status is Status.COMPLETED
     assert np.asarray(sample.rollout_routed_experts).dtype == np.int32
     assert np.array_equal(sample.rollout_routed_experts, routes(rows))
+
+
+def test_routing_of_an_earlier_call_is_not_taken_for_that_of_a_cut_one(rig: Rig) -> None:
+    trainer = vime_trainer(rig, use_rollout_routing_replay=True, rollout_log_no_terminal="abort")
+    sample = new_sample()
+    aborted = [delta(TOKENS[:4], 0, "abort", routed_experts=npy(routes(len(PROMPT) + 3))), "[DONE]"]
+    generate(trainer, vime.generate, Scripted(aborted), sample)
+    (live,) = session_for(trainer.args).samples.all()
+    assert live.rollout.choice().routed_experts is None, "the sample has it, and the memory it takes"
+    generate(trainer, vime.generate, Scripted([delta(TOKENS[4:6], 4), "[DONE]"]), sample)
+    assert (sample.status, sample.response_length) == (Status.ABORTED, 6)
 
 
 def test_sglang_may_send_the_routing_from_a_row_on(rig: Rig) -> None:
