@@ -118,7 +118,7 @@ class _Generation:
         try:
             with self.host.traced(sample, {"key": self.key}) as answered:
                 prepared = await preparing
-                await self.session.ask_version(self.host, self.client, prepared.url, self.step)
+                await self.session.weights.ask(self.host, self.client, prepared.url, self.step)
                 try:
                     rollout = await self.recorder.run(self._call(prepared))
                 finally:
@@ -166,7 +166,7 @@ class _Generation:
             headers=prepared.headers,
             base=self.writer.start,
             opened=opened,
-            weight_version=lambda: session.known_version(self.step),
+            weight_version=lambda: session.weights.known(self.step),
             masks_offpolicy=self.masks_offpolicy,
             eos_token_ids=() if eos is None else (eos,),
             decode=self._decode if tokenizer is not None else None,
@@ -204,7 +204,7 @@ class _Generation:
         if rollout is None:
             return
         if (told := rollout.choice().told) and told[-1].end > self.writer.start:
-            self.session.tell_version(self.step, told[-1].version)
+            self.session.weights.tell(self.step, told[-1].version)
 
     def _count(self) -> None:
         rollout, sample = self.rollout, self.sample

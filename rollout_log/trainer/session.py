@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -26,9 +25,8 @@ from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
 from rollout_log.settings import Settings, read_settings
 from rollout_log.trainer.closing import Fingerprint, fingerprints, folded
-from rollout_log.trainer.host import Host
 from rollout_log.trainer.recovery import Life, Recovery
-from rollout_log.versions import number_of
+from rollout_log.trainer.weights import Weights
 
 __all__ = ["Session", "close_session", "session_for"]
 
@@ -40,8 +38,6 @@ _KEPT_STEPS = 4
 _OVER = ("completed", "truncated", "failed")
 _MOST_ASIDE = 1 << 16
 """Samples out of memory that can still be closed, at about a kilobyte each."""
-_VERSION_S = 2.0
-"""How long the engine may take to say which weights it has."""
 
 
 class Aside(NamedTuple):
@@ -63,14 +59,8 @@ class Session:
         self._aside: OrderedDict[str, Aside] = OrderedDict()
         self.pid = os.getpid()
         self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self._version: tuple[int | None, str] | None = None
+        self.weights = Weights()
         self._step: int | None = None
-        self._asks_version = True
-        self._silent: tuple[int | None] | None = None
-        """The step in which no engine answered when it was asked for its weights."""
-        self._asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            weakref.WeakKeyDictionary()
-        )
         self._recorder: Recorder | None = None
         self._said: set[str] = set()
         self._counted: dict[str, int] = {}
@@ -139,44 +129,6 @@ class Session:
                 and live.rollout.status in _OVER
             ):
                 self.samples.forget(live.key)
-
-    def tell_version(self, step: int | None, version: str) -> None:
-        """An engine said which weights it has; one that is behind the others does not count."""
-        known = number_of(self.known_version(step) or "")
-        told = number_of(version)
-        if known is None or told is None or told > known:
-            self._version = (step, version)
-
-    def known_version(self, step: int | None) -> str | None:
-        """Return the weights that are known to be loaded: what an engine last said in this step."""
-        if self._version is None or self._version[0] != step:
-            return None
-        return self._version[1]
-
-    async def ask_version(self, host: Host, client: httpx.AsyncClient, url: str, step: int | None) -> None:
-        """Ask the engine once a step for its weights: where only a last frame has them, a cancel loses it."""
-        if host.version_path is None or not self._wants_version(step):
-            return
-        async with self._asking.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            if not self._wants_version(step):  # somebody else asked meanwhile
-                return
-            version = None
-            try:
-                answer = await client.get(httpx.URL(url).join(host.version_path), timeout=_VERSION_S)
-                said = answer.json() if answer.status_code < 400 else None
-                version = said.get("weight_version") if isinstance(said, dict) else None
-            except httpx.HTTPError:
-                self._silent = (step,)
-                return
-            except ValueError:
-                pass  # not JSON, so not what is asked for
-            if isinstance(version, (str, int)):
-                self.tell_version(step, str(version))
-            else:
-                self._asks_version = False
-
-    def _wants_version(self, step: int | None) -> bool:
-        return self._asks_version and self._silent != (step,) and self.known_version(step) is None
 
     def recovery(self, step: int | None) -> Recovery | None:
         """Return what older processes left in this log; the first call's `step` is the first one after it.

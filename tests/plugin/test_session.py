@@ -13,9 +13,9 @@ import pytest
 from log.test_processes import in_fork
 from plugin.scripted import QUESTION, Scripted, delta, generate, new_sample
 from rollout_log import vime
-from rollout_log.settings import Settings
 from rollout_log.trainer import session as sessions
-from rollout_log.trainer.session import Session, session_for
+from rollout_log.trainer.session import session_for
+from rollout_log.trainer.weights import Weights
 from rollout_log.vime.request import VIME
 from trainer.conftest import Rig
 from trainer.sample_double import Sample, Status
@@ -38,12 +38,12 @@ class Silent(httpx.AsyncBaseTransport):
 
 
 async def test_an_engine_that_does_not_answer_keeps_a_step_waiting_once():
-    session, engine = Session(Settings(enabled=False), "run"), Silent()
+    weights, engine = Weights(), Silent()
     async with httpx.AsyncClient(transport=engine) as client:
         for step, asked in ((3, 1), (3, 1), (4, 2), (None, 3)):
-            waiting = [session.ask_version(VIME, client, URL, step) for _ in range(10)]
+            waiting = [weights.ask(VIME, client, URL, step) for _ in range(10)]
             await asyncio.gather(*waiting)
-            assert (engine.asked, session.known_version(step)) == (asked, None)
+            assert (engine.asked, weights.known(step)) == (asked, None)
 
 
 def test_an_engine_that_is_down_is_one_warning_for_all_samples(
