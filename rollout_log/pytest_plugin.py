@@ -8,7 +8,10 @@ Imports nothing heavy, so that a suite which does not use it does not pay for it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -91,7 +94,8 @@ def rollout_log(
     path = _path(request.path, _first(rollout_log_file, marks.pop("file", None)))
     test = request.node.nodeid.partition("::")[2]
     try:
-        engine = StandIn(Recordings(path, test), mode, upstream=upstream, **marks)
+        warn = partial(_say, request.config)
+        engine = StandIn(Recordings(path, test), mode, upstream=upstream, warn=warn, **marks)
     except (RolloutLogError, ValueError) as error:
         _refuse(str(error))
     request.node.stash[_engine] = engine
@@ -168,6 +172,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _refuse(message: str) -> NoReturn:
     """End the set-up of a test with what to mend, and no traceback of this plugin."""
     raise pytest.fail.Exception(message, pytrace=False) from None
+
+
+def _say(config: pytest.Config, message: str) -> None:
+    """Say at once what a test that stands still would never report; a worker of xdist can only log it."""
+    logging.getLogger("rollout_log").warning("%s", message)
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if reporter is None:
+        return
+    with capture.global_and_fixture_disabled() if capture else nullcontext():
+        reporter.ensure_newline()
+        reporter.write_line(message)
 
 
 def _fail_on_misses(item: pytest.Item, error: BaseException | None) -> None:

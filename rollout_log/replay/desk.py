@@ -12,9 +12,11 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Union, get_args
 
+from rollout_log.counting import several
 from rollout_log.engines.wire import object_in
 from rollout_log.replay.asking import Asked
 from rollout_log.replay.errors import ReplayMiss
@@ -58,6 +60,8 @@ class Desk:
         self.gate = Gate()
         """That of the responses that begin now."""
         self.weight_version: str | None = None
+        self.warn: Callable[[str], None] = partial(_logger.warning, "%s")
+        """Says that nothing moves any more."""
         self.playing: dict[Playback, Match] = {}
         self._said: float | None = None
         self._cut_said = False
@@ -163,11 +167,10 @@ class Desk:
             return
         self._said = moved
         names = [match.exchange.name for match in map(self.playing.get, playing) if match is not None]
-        _logger.warning(
-            "replay: nothing moves: %d responses are held where their recording was aborted (%s). Abort "
-            "the requests or close their connections, or replay with at_cut='go' or 'end'",
-            len(names),
-            ", ".join(names[:5]) + (", …" if len(names) > 5 else ""),
+        shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+        self.warn(
+            f"replay: nothing moves: {several(len(names), 'response')} held where the recording was aborted "
+            f"({shown}). Abort the requests or close their connections, or replay with at_cut='go' or 'end'"
         )
 
 

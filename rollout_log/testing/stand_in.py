@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
@@ -54,8 +54,12 @@ class StandIn:
         pace: Pace = 0,
         at_cut: AtCut = "hold",
         faults: str | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`pace`, `at_cut`: as for `serve_replay`; `faults`: what strikes the responses that are replayed."""
+        """`pace`, `at_cut`: as for `serve_replay`; `faults`: what strikes the responses that are replayed.
+
+        `warn` is told, where it is given, that the test waits for what will not come.
+        """
         self.recordings = recordings
         self.mode = mode
         self._pool = FixtureReader(recordings.path, []) if mode == "all" else recordings.load()
@@ -76,6 +80,8 @@ class StandIn:
         self._log = MemoryLog()
         struck = Faults.parse(faults) if faults is not None else None
         self._replay = ReplayTransport(self._pool, pace=pace, cut="any", at_cut=at_cut, faults=struck)
+        if warn is not None:
+            self._replay.desk.warn = warn
         self._thread: _ServerThread | None = None
 
     @property

@@ -234,6 +234,21 @@ def test_a_mistake_in_the_marker_is_named_without_a_traceback(suite, mark, said)
     assert "pytest_plugin.py" not in result.stdout.str()
 
 
+def test_a_test_that_stands_still_says_so_while_it_does(suite, monkeypatch):
+    suite(DIRECT + ASK, mode="once")
+    written = suite.file.read_text().splitlines()
+    lines = [line for line in written if '"finish_reason":"length"' not in line and "[DONE]" not in line]
+    lines[-1] = lines[-1].replace('"how":"eof"', '"how":"cancelled"')
+    suite.file.write_text("\n".join(lines) + "\n")
+    for module in ("playback", "desk"):
+        monkeypatch.setattr(f"rollout_log.replay.{module}.HELD_S", 0.05)
+    source = DIRECT + "        with pytest.raises(httpx.ReadTimeout):\n"
+    source += "            httpx.post(rollout_log.url + PATH, json=body(1, 2), timeout=1)\n"
+    result = suite(source)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*nothing moves: 1 response held where the recording was aborted (*"])
+
+
 def test_a_file_exported_from_a_log_is_every_tests(suite, pytester):
     suite(DIRECT + ASK, mode="once")
     text = suite.file.read_text().replace(',"metadata":{"test":"test_direct"}', "")

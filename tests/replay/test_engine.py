@@ -231,7 +231,7 @@ async def test_what_is_held_for_long_is_named(monkeypatch, caplog):
             await reader.task
     finally:
         logging.getLogger("rollout_log").removeHandler(listener)
-    assert "1 responses are held where their recording was aborted ('k' request 0)" in caplog.text
+    assert "1 response held where the recording was aborted ('k' request 0)" in caplog.text
 
 
 # How real engines abort
