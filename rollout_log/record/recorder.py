@@ -99,8 +99,8 @@ class Recorder:
         if dialect is None:
             url = safe_url(call.url)
             raise RolloutLogError(f"sample {call.key!r}: {url} is no path an engine generates on")
-        base, cause, body = call.base, call.cause, call.body
-        info = dialect.read_request(encode(body))
+        base, cause, body = call.base, call.cause, encode(call.body)
+        first = info = dialect.read_request(body)
         sample: LiveSample | None = None
         first_base: int | None = None
         attempt = fruitless = 0
@@ -113,7 +113,7 @@ class Recorder:
             if call.on_read is not None:
                 call.on_read(rollout)  # the request's base may have cut the response
             await send(self.client, call, exchange, body, stall_s=self._stall_s)
-            self._infer_finish(call, exchange, dialect.read_request(encode(body)))
+            self._infer_finish(call, exchange, info)
             verdict = judge(rollout, request, retry_without_terminal=self._no_terminal == "auto")
             try:
                 await self._settle(exchange)
@@ -133,12 +133,13 @@ class Recorder:
                 return rollout
             attempt += 1
             cause = "retry"
-            base, body = first_base, call.body
+            base, body, info = first_base, encode(call.body), first
             kept = rollout.choice_or_first().token_ids[first_base:]
-            if kept and info.token_ids and self._may_go_on(call, rollout, info, kept):
-                again = request_from(dialect.name, call.body, info.token_ids, kept)
+            if kept and first.token_ids and self._may_go_on(call, rollout, first, kept):
+                again = request_from(dialect.name, call.body, first.token_ids, kept)
                 if again is not None:
-                    base, body = first_base + len(kept), again
+                    base, body = first_base + len(kept), encode(again)
+                    info = dialect.read_request(body)
 
     def mark(self, key: str, name: str, **fields: object) -> None:
         """Write down something else that happened to a sample."""
@@ -157,7 +158,7 @@ class Recorder:
     def _begin(
         self,
         call: Call,
-        body: Mapping[str, Any],
+        body: bytes,
         base: int | None,
         cause: Cause | None,
         sample: LiveSample | None,
@@ -169,7 +170,7 @@ class Recorder:
             path=parts.path + (f"?{parts.query}" if parts.query else ""),
             url=call.url,
             headers=call.headers.items(),
-            body=encode(body),
+            body=body,
             base=base,
             cause=cause,
             weight_version=version,

@@ -25,7 +25,7 @@ _LINGER_S = 10.0
 
 
 async def send(
-    client: httpx.AsyncClient, call: Call, exchange: Exchange, body: Mapping[str, Any], *, stall_s: float
+    client: httpx.AsyncClient, call: Call, exchange: Exchange, body: bytes, *, stall_s: float
 ) -> None:
     """Make one request and take its response in; returns however it ended, but for a cancellation.
 
@@ -70,7 +70,7 @@ class _Sending:
         client: httpx.AsyncClient,
         call: Call,
         exchange: Exchange,
-        body: Mapping[str, Any],
+        body: bytes,
         stall_s: float,
     ) -> None:
         self._client = client
@@ -88,7 +88,7 @@ class _Sending:
         async with self._client.stream(
             "POST",
             self._call.url,
-            content=encode(self._body),
+            content=self._body,
             headers=self._headers(),
             timeout=_no_read_limit(self._client),
             extensions={EXTENSION: {"recorded": True}},
