@@ -8,14 +8,16 @@ decoding figures as `request_spec_decode_stats`, newer ones as `metrics.speculat
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from rollout_log.counting import several
 from rollout_log.engines.frame import ChoiceDelta, Frame, VersionSpan
 from rollout_log.engines.wire import Natural, TokenId, error_in
 
-__all__ = ["Answer", "AnswerChoice", "Span", "choice_of", "frame_of"]
+__all__ = ["Answer", "AnswerChoice", "Parts", "Span", "read_answer"]
 
 
 class Span(msgspec.Struct, gc=False):
@@ -40,6 +42,11 @@ class AnswerChoice(msgspec.Struct, gc=False):
     prompt_token_ids: list[TokenId] | None = None
 
 
+_Choice = TypeVar("_Choice", bound=AnswerChoice)
+Parts = tuple["list[int] | None", "list[float | None] | None", "str | None"]
+"""Token ids, log-probs and text of one choice."""
+
+
 class Answer(msgspec.Struct, gc=False):
     """What answers have on every endpoint, beside `choices`."""
 
@@ -57,7 +64,26 @@ class Answer(msgspec.Struct, gc=False):
     detail: Any = None
 
 
-def choice_of(
+def read_answer(answer: Answer, choices: Sequence[_Choice] | None, read: Callable[[_Choice], Parts]) -> Frame:
+    """Say what an answer means, with what `read` finds in each of its choices; None: it has no such field."""
+    if choices is None:
+        return _frame_of(answer, None)
+    found = []
+    mismatch = None
+    for wire in choices:
+        token_ids, logprobs, text = read(wire)
+        if logprobs is not None and len(logprobs) > len(token_ids or ()):
+            count = several(len(token_ids or ()), "token")
+            mismatch = f"{several(len(logprobs), 'log-prob')} for {count} of choice {wire.index}"
+        if wire.prompt_token_ids is not None and answer.prompt_token_ids is None:
+            answer.prompt_token_ids = wire.prompt_token_ids
+        found.append(_choice_of(wire, token_ids, logprobs, text))
+    frame = _frame_of(answer, found)
+    frame.length_mismatch = mismatch
+    return frame
+
+
+def _choice_of(
     wire: AnswerChoice, token_ids: list[int] | None, logprobs: list[float | None] | None, text: str | None
 ) -> ChoiceDelta:
     """Build one choice's delta. A null log-prob becomes NaN.
@@ -87,7 +113,7 @@ def choice_of(
     )
 
 
-def frame_of(answer: Answer, choices: list[ChoiceDelta] | None) -> Frame:
+def _frame_of(answer: Answer, choices: list[ChoiceDelta] | None) -> Frame:
     """Build the frame; `choices` is None where the answer has no such field."""
     frame = Frame(choices or [], answer.usage, request_id=answer.request_id or answer.id)
     if answer.prompt_token_ids is not None:

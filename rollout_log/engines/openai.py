@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rollout_log.counting import several
-from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
+from rollout_log.engines.answer import Answer, AnswerChoice, Parts, read_answer
 from rollout_log.engines.frame import AlikeFrames, Frame, RequestInfo
 from rollout_log.engines.wire import decode, named_id, object_in, request_info
 
@@ -78,27 +77,15 @@ class OpenAI:
 
 
 def _read(answer: _Answer) -> Frame:
-    if answer.choices is None:
-        return frame_of(answer, None)
-    choices = []
-    mismatch = None
-    for wire in answer.choices:
-        tokens, logprobs = _logprobs_of(wire)
-        token_ids = wire.token_ids if wire.token_ids is not None else _named_ids(tokens)
-        if token_ids is None:
-            logprobs = None  # log-probs of text belong to no id
-        elif logprobs is not None and len(logprobs) > len(token_ids):
-            count = several(len(token_ids), "token")
-            mismatch = f"{several(len(logprobs), 'log-prob')} for {count} of choice {wire.index}"
-        if wire.prompt_token_ids is not None and answer.prompt_token_ids is None:
-            answer.prompt_token_ids = wire.prompt_token_ids
-        message = wire.delta or wire.message
-        text = wire.text if message is None else message.content
-        choices.append(choice_of(wire, token_ids, logprobs, text))
-    frame = frame_of(answer, choices)
-    if mismatch is not None:
-        frame.length_mismatch = mismatch
-    return frame
+    return read_answer(answer, answer.choices, _parts)
+
+
+def _parts(wire: _Choice) -> Parts:
+    tokens, logprobs = _logprobs_of(wire)
+    token_ids = wire.token_ids if wire.token_ids is not None else _named_ids(tokens)
+    message = wire.delta or wire.message
+    text = wire.text if message is None else message.content
+    return token_ids, None if token_ids is None else logprobs, text  # log-probs of text belong to no id
 
 
 def _logprobs_of(wire: _Choice) -> tuple[list[str | None] | None, list[float | None] | None]:

@@ -11,9 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_log.counting import several
 from rollout_log.engines.alike import read_tokens
-from rollout_log.engines.answer import Answer, AnswerChoice, choice_of, frame_of
+from rollout_log.engines.answer import Answer, AnswerChoice, Parts, read_answer
 from rollout_log.engines.frame import AlikeFrames, Frame, RequestInfo, Tokens
 from rollout_log.engines.wire import Natural, TokenId, decode, object_in, request_info
 
@@ -138,21 +137,11 @@ class VLLM:
 
 
 def _read(answer: _Answer) -> Frame:
-    if answer.choices is None:
-        return frame_of(answer, None)
-    choices = []
-    mismatch = None
-    for wire in answer.choices:
-        token_ids, logprobs = wire.token_ids, None
-        if wire.logprobs is not None and wire.logprobs.content is not None:
-            logprobs = [entry.logprob for entry in wire.logprobs.content]
-            if len(logprobs) > len(token_ids or ()):
-                count = several(len(token_ids or ()), "token")
-                mismatch = f"{several(len(logprobs), 'log-prob')} for {count} of choice {wire.index}"
-        if wire.prompt_token_ids is not None and answer.prompt_token_ids is None:
-            answer.prompt_token_ids = wire.prompt_token_ids
-        choices.append(choice_of(wire, token_ids, logprobs, wire.text))
-    frame = frame_of(answer, choices)
-    if mismatch is not None:
-        frame.length_mismatch = mismatch
-    return frame
+    return read_answer(answer, answer.choices, _parts)
+
+
+def _parts(wire: _Choice) -> Parts:
+    logprobs = None
+    if wire.logprobs is not None and wire.logprobs.content is not None:
+        logprobs = [entry.logprob for entry in wire.logprobs.content]
+    return wire.token_ids, logprobs, wire.text
