@@ -110,8 +110,6 @@ class Recorder:
             request = rollout.requests[-1]
             if first_base is None:
                 first_base = request.base
-            if call.on_read is not None:
-                call.on_read(rollout)  # the request's base may have cut the response
             await send(self.client, call, exchange, body, stall_s=self._stall_s)
             self._infer_finish(call, exchange, info)
             verdict = judge(rollout, request, retry_without_terminal=self._no_terminal == "auto")

@@ -36,6 +36,8 @@ async def send(
     watchdog = sending.watchdog
     watchdog.start()
     try:
+        if call.on_read is not None:
+            call.on_read(exchange.rollout)  # the request's base may have cut the response
         await _cancel_once(before_waits(sending.run(), sending.take))
         if watchdog.fired:
             await asyncio.sleep(0)  # its cancellation is on the way; it must not hit the caller
@@ -137,6 +139,8 @@ class _Sending:
     async def _is_healthy(self) -> bool:
         try:
             response = await self._client.get(httpx.URL(self._call.url).join("/health"), timeout=10.0)
+        except httpx.PoolTimeout:  # the streams have every connection: that says nothing of the engine
+            return True
         except httpx.HTTPError:
             return False
         return response.status_code < 400

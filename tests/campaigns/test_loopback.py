@@ -15,6 +15,7 @@ import pytest
 from replay.memory import MemoryLog
 from rollout_log.cli import record as record_verb
 from rollout_log.cli import serve as serve_verb
+from rollout_log.cli._arguments import address
 from rollout_log.http_server import serve
 from rollout_log.record.proxy import serve_proxy
 from rollout_log.replay import serve_replay
@@ -53,5 +54,5 @@ async def test_a_server_binds_loopback_unless_told_otherwise(name):
 def test_a_command_binds_loopback_unless_told_otherwise(verb: ModuleType):
     default = inspect.signature(verb.run).parameters["listen"].default
     for listen in (default, ":0", "0"):
-        assert ip_address(verb._address(listen)[0]).is_loopback
-    assert verb._address("0.0.0.0:80") == ("0.0.0.0", 80)
+        assert ip_address(address(listen)[0]).is_loopback
+    assert address("0.0.0.0:80") == ("0.0.0.0", 80)

@@ -13,8 +13,11 @@ import pytest
 from typing_extensions import Self
 
 from raw_server import RawStream, play
-from rollout_log.record import GenerationFailed, GenerationRefused, Recorder
+from rollout_log.fold import Rollout
+from rollout_log.record import Call, GenerationFailed, GenerationRefused, Recorder
 from rollout_log.record.retry import Backoff
+from rollout_log.record.samples import Samples
+from rollout_log.record.sending import _Sending
 from rollout_log.record.watchdog import Watchdog
 
 PATH = "/inference/v1/generate"
@@ -525,3 +528,30 @@ async def test_waits_grow_over_tries_in_vain_and_begin_anew_after_tokens(monkeyp
         rollout = await served.generate()
     assert rollout.status == "completed"
     assert asked == [0, 1, 2, 0, 0, 1, 0]
+
+
+async def test_a_callers_error_as_a_request_begins_leaves_no_request_open():
+    def refuse(rollout: Rollout) -> None:
+        raise LookupError("no such field")
+
+    async with Served(WHOLE) as served:
+        with pytest.raises(LookupError, match="no such field"):
+            await served.generate(on_read=refuse)
+        sample = served.recorder.samples.get("k")
+        assert sample is not None
+        assert not sample.busy
+        assert served.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("error", "healthy"), [(httpx.PoolTimeout, True), (httpx.ConnectError, False), (httpx.ReadTimeout, False)]
+)
+async def test_a_full_pool_says_nothing_against_the_engine(error, healthy):
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise error("", request=request)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        call = Call(key="k", url=f"http://engine{PATH}", body={})
+        exchange = Samples(None).request("k", path=PATH, body=b"{}")
+        sending = _Sending(client, call, exchange, b"{}", 1.0)
+        assert await sending._is_healthy() is healthy
