@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -14,11 +15,15 @@ def main() -> None:
     except ImportError:
         sys.exit("this takes atheris: pip install atheris")
     with atheris.instrument_imports(include=["rollout_log"]):
+        from campaigns.seeds import SEEDS
         from campaigns.targets import TARGETS
     name = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if name not in TARGETS:
         sys.exit(f"give one of {', '.join(TARGETS)}")
-    atheris.Setup(sys.argv, TARGETS[name])
+    corpus = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-"))  # the fuzzer leaves by exiting, so it stays
+    for number, seed in enumerate(SEEDS[name]):
+        (corpus / str(number)).write_bytes(seed)
+    atheris.Setup([*sys.argv, str(corpus)], TARGETS[name])
     atheris.Fuzz()
 
 
