@@ -6,11 +6,17 @@ Prompts, labels and tool output are recorded as they are: what is in them is in 
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import json
 import logging
+import re
 import stat
+import zlib
 from pathlib import Path
 
 import httpx
+import pyarrow.parquet
 import pytest
 
 from plugin.scripted import QUESTION, Scripted, delta, generate, new_sample, usage
@@ -46,6 +52,21 @@ ANSWER = RawStream(
 REFUSED = RawStream(401, [("content-type", "application/json"), ("set-cookie", SECRET)], b'{"error": "no"}')
 
 
+def content_of(file: Path) -> bytes:
+    """A file's bytes, and what they hold packed."""
+    data = file.read_bytes()
+    if data.startswith(b"PAR1"):
+        return data + json.dumps(pyarrow.parquet.read_table(file).to_pylist(), default=repr).encode()
+    if file.suffix == ".html":
+        packed = re.findall(rb"[A-Za-z0-9+/]{40,}={0,2}", data)
+        found = [zlib.decompressobj(-zlib.MAX_WBITS) for _ in packed]
+        for inflate, text in zip(found, packed, strict=True):
+            with contextlib.suppress(zlib.error, ValueError):
+                data += inflate.decompress(base64.b64decode(text))
+        assert b'"metadata"' in data, "it was unpacked"
+    return data
+
+
 def assert_nowhere(*places: Path | str) -> None:
     """Search files, whatever their kind, and texts; a compressed block is searched as what it holds."""
     for place in places:
@@ -54,7 +75,7 @@ def assert_nowhere(*places: Path | str) -> None:
             continue
         for file in sorted(place.rglob("*") if place.is_dir() else [place]):
             if file.is_file():
-                assert SECRET.encode() not in file.read_bytes(), file
+                assert SECRET.encode() not in content_of(file), file
         if (place / "rollout-log.json").exists():
             with LogReader.open(place) as reader:
                 entries = list(reader.samples())
@@ -72,7 +93,7 @@ def assert_nothing_tells(log: Path, tmp_path: Path, call) -> None:
     assert_nowhere(log)
     with LogReader.open(log) as reader:
         name = next(iter(reader.samples())).name
-    formats = ("fixture", "perfetto", "trace", "jsonl")
+    formats = ("fixture", "perfetto", "trace", "jsonl", "parquet")
     written = {to: tmp_path / f"out-{to}" for to in formats} | {"report": tmp_path / "out.html"}
     for verb in (
         ["ls", log],
