@@ -196,6 +196,31 @@ async def test_a_map_that_is_full_grows_beneath_many_streams(tmp_path, monkeypat
     check(list(found.values()))
 
 
+CRAMPED = textwrap.dedent("""
+    import asyncio, resource, sys
+    sys.path.insert(0, sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    from campaigns.test_disk import check, record
+    from rollout_log.log import Log
+
+    with Log.open(sys.argv[1], window_ms=10) as log:
+        check(asyncio.run(record(log, [f"k{n}" for n in range(8)], padding=60_000)))
+        print(log._committer._segment._environment._env.info()["map_size"], log.counters.failures)
+""")
+
+
+def test_a_process_with_little_address_space_has_a_smaller_map(tmp_path):
+    tests = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", CRAMPED, tmp_path / "log", tests], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    size, failures = map(int, done.stdout.split())
+    assert 1 << 20 <= size < 1 << 30
+    assert failures == 0
+    check(list(recorded(tmp_path / "log").values()))
+
+
 FILLING = textwrap.dedent("""
     import asyncio, json, logging, os, resource, sys
     sys.path.insert(0, sys.argv[2])
