@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import pkgutil
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +18,11 @@ def main() -> None:
     except ImportError:
         sys.exit("this takes atheris: pip install atheris")
     with atheris.instrument_imports(include=["rollout_log"]):
+        import rollout_log
+
+        for module in pkgutil.walk_packages(rollout_log.__path__, "rollout_log."):
+            with contextlib.suppress(ImportError):  # it needs an extra
+                importlib.import_module(module.name)
         from campaigns.seeds import SEEDS
         from campaigns.targets import TARGETS
     name = sys.argv.pop(1) if len(sys.argv) > 1 else ""

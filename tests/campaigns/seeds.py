@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+import zstandard
+
 import captures
+from columns.test_damage import DATA, header_of
+from rollout_log.events import Delta, Ended, Opened, encode_events
+from rollout_log.log.block import pack_blocks
 
 
 def post(target: str, body: bytes) -> bytes:
@@ -12,14 +20,41 @@ def post(target: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
+EVENTS = [Opened("k", prompt_token_ids=[1]), Delta(0, b"{}", 3), Ended(0, "eof")]
+
+
+def lines_of(name: str) -> bytes:
+    """The first lines of a shipped fixture, after the header; the last one is cut."""
+    with (Path(__file__).parent.parent.parent / "fixtures" / name).open("rb") as file:
+        return zstandard.ZstdDecompressor().stream_reader(file).read(1 << 16).partition(b"\n")[2][:2500]
+
+
+def column_parts() -> bytes:
+    """A header and streams, as the target joins them again."""
+    header, streams = header_of(DATA)
+    packed = msgspec.msgpack.encode(header)
+    return len(packed).to_bytes(2, "big") + packed + streams
+
+
 SEEDS: dict[str, list[bytes]] = {
     "sse": [b"data: {}\n\n", b"\xef\xbb\xbfdata\r\n\r\n", b": c\rdata:x\r\rdata: y\n\n", b"data: [DONE]\n\n"],
     "dialects": [captures.load("a1-plain-length").body[:600], b'{"n":1e999,"token_ids":[1]}', b"[" * 3000],
     "requests": [b'{"token_ids":[1],"sampling_params":{"n":99999999999}}', b'{"prompt":[[1,2]]}', b"\xff"],
-    "events": [b"\x91\x92\x01\xa1k", b"\x91\x90", b"\x91" * 3000],
-    "blocks": [b"RLB1" + bytes(60)],
-    "fixtures": [b'{"rollout_log_fixture":[1,0]}\n{"sample":"k"}\n', b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"],
-    "columns": [b"RLCOL" + bytes(40)],
+    "events": [
+        b"\x91\x92\x01\xa1k",
+        b"\x91\x90",
+        b"\x91" * 3000,
+        b"\x91\x93\x91o\x91\x92\xcb\xff\xff\xff\xff\xff\xff\xff\xff\x91i\x91\x90",  # not a number
+        encode_events(EVENTS),
+    ],
+    "blocks": [b"RLB1" + bytes(60), *(data for _, data in pack_blocks(bytes(8), 0, 0, EVENTS))],
+    "fixtures": [
+        b'{"rollout_log_fixture":[1,0]}\n{"sample":"k"}\n',
+        b"\x1f\x8b\x08",
+        b"\x28\xb5\x2f\xfd",
+        lines_of("refusals.jsonl.zst"),
+    ],
+    "columns": [DATA, column_parts()],
     "http": [
         b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nx-rollout-log-base: "
         + b"9" * 5000

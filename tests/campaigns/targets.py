@@ -14,10 +14,12 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import zstandard
 
+from columns.test_damage import with_packed_header
 from replay.memory import MemoryLog
 from replay.streams import sample
-from rollout_log.columns import unpack
+from rollout_log.columns import read_columns, unpack
 from rollout_log.engines import dialect_named
 from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import Opened, decode_events, encode_events
@@ -69,7 +71,7 @@ def requests(data: bytes) -> None:
 def events(data: bytes) -> None:
     with contextlib.suppress(LogDamaged):
         found = Block(b"", 0, 0, data[0] & 0xF if data else 0, 0, 0, data).events()
-        assert decode_events(encode_events(found)) == found
+        assert encode_events(decode_events(encode_events(found))) == encode_events(found)
         view(fold(enumerate([Opened("k"), *found])))
 
 
@@ -95,8 +97,16 @@ def fixtures(data: bytes) -> None:
 
 
 def columns(data: bytes) -> None:
-    with contextlib.suppress(RolloutLogError):
-        unpack(data)
+    """As they are; and as a header and streams, with a checksum that holds."""
+    length = int.from_bytes(data[:2], "big")
+    packed = zstandard.ZstdCompressor(level=1).compress(data[2 : 2 + length])
+    for content in (data, with_packed_header(packed, data[2 + length :])):
+        with contextlib.suppress(RolloutLogError):
+            unpack(content, limit=1 << 20)
+        with contextlib.suppress(RolloutLogError):
+            found = read_columns(content, limit=1 << 20)
+            for path in found.paths:
+                found.counts(path)
 
 
 class _Upstream(httpx.AsyncBaseTransport):
