@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zstandard
 
-from rollout_log.columns.layout import Group
+from rollout_log.columns.layout import Group, fits_together
 from rollout_log.columns.planes import LEVEL, inflate
 from rollout_log.errors import LogDamaged, LogTooNew
 
@@ -78,6 +78,8 @@ def _read_group(data: bytes, at: int, limit: int, where: str) -> tuple[Group, li
     group = _read_header(bytes(body[:header_length]), where)
     if not 0 <= group.frames <= group.size <= limit:
         raise LogDamaged(f"{where}: {group.frames} frames of {group.size} bytes; the limit is {limit}")
+    if not fits_together(group.root):
+        raise LogDamaged(f"{where}: its tree of forms does not fit together")
     if any(length < 0 for length in group.streams) or header_length + sum(group.streams) != body_length:
         raise LogDamaged(f"{where}: its streams are not as long as its header says")
     ends = list(accumulate(group.streams, initial=header_length))

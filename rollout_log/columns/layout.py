@@ -27,6 +27,7 @@ __all__ = [
     "Plane",
     "Strings",
     "Texts",
+    "fits_together",
 ]
 
 Plane = Union[bytes, int]  # noqa: UP007 - a runtime value for msgspec, which 3.10 cannot build from strings
@@ -134,3 +135,24 @@ class Group(_Array, frozen=True):
     streams: list[int]
     """Stored length of each stream, in order."""
     root: Node
+
+
+_DEPTH = 64
+_LITERALS = {SCALAR: 0, LIST: 3, MAP: 4}
+
+
+def fits_together(node: Node, depth: int = 0) -> bool:
+    """Whether a tree's forms have the literals and the children that they need, and it is not too deep."""
+    return (
+        depth <= _DEPTH
+        and all(_fits(form, len(node.children)) for form in node.forms)
+        and all(fits_together(child, depth + 1) for child in node.children)
+    )
+
+
+def _fits(form: Form, children: int) -> bool:
+    if not all(0 <= child < children for child in form.children):
+        return False
+    if form.kind == RECORD:
+        return len(form.literals) == len(form.children) + 1 and len(set(form.children)) == len(form.children)
+    return len(form.literals) == _LITERALS.get(form.kind) and len(form.children) == (form.kind != SCALAR)

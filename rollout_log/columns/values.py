@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "Values", "steps"]
 
-_DEPTH = 64
 _LENGTHS = 32
 """Lists in a row whose lengths change more often than this stay together."""
 
@@ -96,16 +95,12 @@ class _Tally:
 class Values:
     """The values of a node, all or some in a row. Children are looked at when they are asked for."""
 
-    def __init__(self, node: Node, n: int, columns: ColumnReader, depth: int = 0) -> None:
-        if depth > _DEPTH:
-            raise LogDamaged("packed columns: nested too deeply")
+    def __init__(self, node: Node, n: int, columns: ColumnReader) -> None:
         columns.pay_values(n)
-        _check(node)
         self.node = node
         self.n = n
         self.columns = columns
         self.runs = list(self._find_runs())
-        self._depth = depth
         self._all = self
         self._start = 0
         self._children: dict[int, Values] = {}
@@ -126,7 +121,7 @@ class Values:
         if found is None:
             tally = self._all.tally(place)
             if self._all is self:
-                found = Values(self.node.children[place], tally.total, self.columns, self._depth + 1)
+                found = Values(self.node.children[place], tally.total, self.columns)
             else:
                 ours = tally.below(self._start), tally.below(self._start + self.n)
                 found = self._all.child(place).window(*ours)
@@ -308,19 +303,3 @@ def steps(node: Node) -> list[str]:
 
 def _step(key: str) -> str:
     return f".{key}" if _PLAIN(key) else f'."{key}"'
-
-
-_LITERALS = {SCALAR: 0, LIST: 3, MAP: 4}
-
-
-def _check(node: Node) -> None:
-    for form in node.forms:
-        if form.kind == RECORD:
-            fits = len(form.literals) == len(form.children) + 1 and len(set(form.children)) == len(
-                form.children
-            )
-        else:
-            fits = len(form.literals) == _LITERALS.get(form.kind)
-            fits = fits and len(form.children) == (0 if form.kind == SCALAR else 1)
-        if not fits or not all(0 <= child < len(node.children) for child in form.children):
-            raise LogDamaged("packed columns: a form does not fit together")

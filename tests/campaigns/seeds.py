@@ -9,8 +9,9 @@ import zstandard
 
 import captures
 from columns.test_damage import DATA, header_of
-from rollout_log.events import Delta, Ended, Opened, encode_events
+from rollout_log.events import Delta, Ended, Opened, Reads, encode_events
 from rollout_log.log.block import pack_blocks
+from rollout_log.log.group import Run, pack_group, split_events
 
 
 def post(target: str, body: bytes) -> bytes:
@@ -48,6 +49,7 @@ SEEDS: dict[str, list[bytes]] = {
         encode_events(EVENTS),
     ],
     "blocks": [b"RLB1" + bytes(60), *(data for _, data in pack_blocks(bytes(8), 0, 0, EVENTS))],
+    "groups": [pack_group([Run(7, 0, split_events(encode_events([*EVENTS, Reads(0, [1, 2], [3, 4])])))])],
     "fixtures": [
         b'{"rollout_log_fixture":[1,0]}\n{"sample":"k"}\n',
         b"\x1f\x8b\x08",

@@ -23,9 +23,11 @@ from rollout_log.columns import read_columns, unpack
 from rollout_log.engines import dialect_named
 from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import Opened, decode_events, encode_events
-from rollout_log.fold import fold
+from rollout_log.fold import Rollout, fold
 from rollout_log.http_server import Handler, serve
 from rollout_log.log.block import HEADER_SIZE, Block, unpack_block
+from rollout_log.log.group import encode_items
+from rollout_log.log.group_reader import GroupReader
 from rollout_log.record.proxy import Proxy
 from rollout_log.record.samples import Samples
 from rollout_log.replay.desk import Desk
@@ -83,6 +85,23 @@ def blocks(data: bytes) -> None:
     for block in (data, sound + struct.pack(">I", zlib.crc32(body, zlib.crc32(sound))) + body):
         with contextlib.suppress(LogDamaged):
             unpack_block(block).events()
+
+
+def groups(data: bytes) -> None:
+    """The content of a chunk of a sealed segment."""
+    with contextlib.suppress(LogDamaged):
+        for run in GroupReader(data).runs:
+            decode_events(encode_items(run.events))
+    with contextlib.suppress(LogDamaged):
+        reader = GroupReader(data)
+        for place in range(len(reader.places)):
+            rollout = Rollout()
+            for part in reader.parts(place):
+                if isinstance(part, list):
+                    rollout.apply_all(part)
+                else:
+                    rollout.apply_stretch(part)
+            view(rollout)
 
 
 def fixtures(data: bytes) -> None:
@@ -175,6 +194,6 @@ def _recorded() -> MemoryLog:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (sse, dialects, requests, events, blocks, fixtures, columns, http, engine)
-    for target in (sse, dialects, requests, events, blocks, fixtures, columns, http, engine)
+    for target in (sse, dialects, requests, events, blocks, groups, fixtures, columns, http, engine)
+    for target in (sse, dialects, requests, events, blocks, groups, fixtures, columns, http, engine)
 }

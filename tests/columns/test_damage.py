@@ -243,3 +243,28 @@ def test_packed_integers_that_lie_are_read_or_damaged(seed: int) -> None:
 def test_more_integers_than_asked_for_are_refused() -> None:
     with pytest.raises(LogDamaged, match="100 of them; the limit is 99"):
         unpack_ints(pack_ints([7] * 100), limit=99)
+
+
+@pytest.mark.parametrize("read", [unpack, read_columns])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_tree_that_does_not_fit_together_is_damage_before_anything_is_asked(read, depth):
+    header, streams = header_of(DATA)
+    root = header[4]
+    for _ in range(depth):
+        root = [[[2, [b"[", b"]"], [0]]], -1, -1, -1, -1, [root]]
+    header[4] = root
+    read_columns(with_header(header, streams))  # a list around it is a tree as well
+    leaf = root
+    while leaf[5]:
+        leaf = leaf[5][-1]
+    leaf[0] = [[1, [b"[", b",", b"]"], [7]]]
+    with pytest.raises(LogDamaged, match="does not fit together"):
+        read(with_header(header, streams))
+
+
+def test_a_tree_that_is_too_deep_is_damage():
+    header, streams = header_of(DATA)
+    for _ in range(80):
+        header[4] = [[[2, [b"[", b"]"], [0]]], -1, -1, -1, -1, [header[4]]]
+    with pytest.raises(LogDamaged, match="does not fit together"):
+        read_columns(with_header(header, streams))
