@@ -142,7 +142,9 @@ class Rollout(State):
         request.tokens += count
         request.last_time = last_time
         if request.first_time is None:
-            request.first_time, request.request_id = first_time, tokens.request_id
+            request.first_time = first_time
+        if tokens.request_id is not None:
+            request.request_id = tokens.request_id
 
     def _apply_opened(self, event: Opened) -> None:
         self.opened = event

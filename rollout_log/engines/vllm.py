@@ -97,7 +97,7 @@ class VLLM:
         return decode(data, _decoder, _read)
 
     def decode_tokens(self, frames: Sequence[bytes]) -> Tokens | None:
-        """Decode frames of one choice, of the same weights, and with all log-probs or none."""
+        """Decode frames of one choice and name, of the same weights, and with all log-probs or none."""
         try:
             answers = [_decode_plain(data) for data in frames]
         except (msgspec.MsgspecError, RecursionError):
@@ -115,6 +115,8 @@ class VLLM:
             if len(logprobs) != (len(token_ids) if told else 0):
                 return None
             if choice.index != index or answer.weight_version != version:
+                return None
+            if answer.request_id != first.request_id:
                 return None
         return Tokens(
             index,

@@ -59,9 +59,8 @@ def frames(draw: st.DrawFn) -> bytes:
     }
     if draw(st.booleans()):
         choice["weight_versions"] = [{"version": "9", "start": 0, "end": draw(bases)}]
-    return msgspec.json.encode(
-        {"choices": [choice], "weight_version": draw(st.sampled_from([None, "7", "8"]))}
-    )
+    version, name = draw(st.sampled_from([None, "7", "8"])), draw(st.sampled_from([None, None, "r", "s"]))
+    return msgspec.json.encode({"choices": [choice], "weight_version": version, "request_id": name})
 
 
 def _requested(number: int, base: int, cause: str, n: int, version: str | None) -> Requested:
