@@ -72,10 +72,10 @@ class GroupReader:
         """Yield the events of one run, in order; Deltas and the Reads among them as stretches."""
         again, self._asked = self._asked, True
         rendered = again and self.places[place][2] < _SHORT
-        if rendered or self._group.codec != COLUMNS or not self._group.weights:
-            yield decode_events(encode_items(self.runs[place].events))
-            return
         with self.damage():
+            if rendered or self._group.codec != COLUMNS or not self._group.weights:
+                yield decode_events(encode_items(self.runs[place].events))
+                return
             at = sum(count for _, _, count in self.places[:place])
             other = self._kinds.count(OTHER, 0, at)
             end = at + self.places[place][2]

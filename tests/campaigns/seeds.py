@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from pathlib import Path
 
 import msgspec
@@ -49,7 +50,14 @@ SEEDS: dict[str, list[bytes]] = {
         encode_events(EVENTS),
     ],
     "blocks": [b"RLB1" + bytes(60), *(data for _, data in pack_blocks(bytes(8), 0, 0, EVENTS))],
-    "groups": [pack_group([Run(7, 0, split_events(encode_events([*EVENTS, Reads(0, [1, 2], [3, 4])])))])],
+    "groups": [
+        b64decode(  # an event that is no UTF-8
+            "npGTBwAExA6SBJUBAJHEBAABAALCAMQIkgKVAQCQwgDECJIBlQEDkMIAAMQAxDZSTENGAQEAAAAdAAAAHQAAAAAA"
+            "AACWhIj8KLUv/SAUoQAAlQEDkJCWkZMCkcQCe32Q/////5CQxAiSAZUBAJDCAMQIkgGVAQKQwgDECJIClQEBkMMB"
+            "xAiSApUBAZDDA8QkKLUv/SAb2QAAkp5roAEAocCRAUIAoMDCwMCAlQoAo2VvZsAAxAiSApUB/pDDAg=="
+        ),
+        pack_group([Run(7, 0, split_events(encode_events([*EVENTS, Reads(0, [1, 2], [3, 4])])))]),
+    ],
     "fixtures": [
         b'{"rollout_log_fixture":[1,0]}\n{"sample":"k"}\n',
         b"\x1f\x8b\x08",

@@ -89,10 +89,10 @@ def blocks(data: bytes) -> None:
 
 def groups(data: bytes) -> None:
     """The content of a chunk of a sealed segment."""
-    with contextlib.suppress(LogDamaged):
+    with contextlib.suppress(RolloutLogError):
         for run in GroupReader(data).runs:
-            decode_events(encode_items(run.events))
-    with contextlib.suppress(LogDamaged):
+            Block(b"", run.ordinal, run.first, len(run.events), 0, 0, encode_items(run.events)).events()
+    with contextlib.suppress(RolloutLogError):
         reader = GroupReader(data)
         for place in range(len(reader.places)):
             rollout = Rollout()
