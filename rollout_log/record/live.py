@@ -123,6 +123,8 @@ class LiveSample:
                 self._create(log)
                 if events and events[0] is self.opened:
                     events = events[1:]
+                if not events:
+                    return self._ordinal is not None
             summary = summarize(self.rollout)
         if self._ordinal is None:
             return False
