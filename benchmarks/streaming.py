@@ -32,8 +32,8 @@ RATE = 2.5
 WINDOW_MS = 1000
 """The log's, so that as many events of a sample share a commit as at 10 a second and the usual 250 ms."""
 ENDS = (0, 20)
-"""Request ends a second. With some hundred httpx's pool of connections takes a whole core for itself: it looks,
-for each request, at all connections for each idle one."""
+"""Request ends a second. With some hundred httpx's pool of connections takes a core for itself: for each
+request it looks at all connections for each idle one."""
 TURN_S = 0.8
 SETTLE_S = 1.1
 """Before a turn counts: the window of a log that the turn before filled, and its commit."""
