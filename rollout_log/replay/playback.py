@@ -171,8 +171,9 @@ class Playback:
 
     def _split(self, place: int, size: int) -> None:
         """Make two pieces of one, the first of `size` bytes."""
-        time, data = self.script.pieces[place]
-        self.script.pieces[place : place + 1] = [Read(time, data[:size]), Read(time, data[size:])]
+        piece = self.script.pieces[place]
+        halves = piece.data[:size], piece.data[size:]
+        self.script.pieces[place : place + 1] = [Read(piece.time, data) for data in halves]
 
 
 class play:  # noqa: N801 - used as a function

@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
+
+import msgspec
 
 from rollout_log.engines import Frame, RequestInfo, dialect_named
 from rollout_log.events import (
@@ -78,7 +80,7 @@ class Source(Protocol):
     def rollout(self, ref: Any) -> Rollout: ...
 
 
-class Read(NamedTuple):
+class Read(msgspec.Struct, frozen=True, gc=False):
     """One network read."""
 
     time: int
@@ -86,7 +88,7 @@ class Read(NamedTuple):
     data: bytes
 
 
-class RecordedFrame(NamedTuple):
+class RecordedFrame(msgspec.Struct, frozen=True, gc=False):
     """One SSE frame; `wire` are its bytes with everything since the frame before."""
 
     time: int

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+
+import msgspec
 
 from rollout_log.engines import Frame
 from rollout_log.replay.recording import Ending, Read, RecordedExchange
@@ -18,7 +19,7 @@ __all__ = ["Mark", "Script", "aborts", "data_of", "finishes", "marks_of", "new_t
 _ABORTS = frozenset({"abort", "cancelled"})
 
 
-class Mark(NamedTuple):
+class Mark(msgspec.Struct, frozen=True, gc=False):
     """The end of a frame."""
 
     end: int
