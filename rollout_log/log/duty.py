@@ -6,6 +6,7 @@ as it takes. So no code that is to be slowed down has to know.
 
 from __future__ import annotations
 
+import atexit
 import signal
 import time
 from collections.abc import Callable
@@ -45,3 +46,4 @@ def limit_cpu(share: float) -> None:
     signal.signal(signal.SIGPROF, lambda *_: duty.rest())
     signal.siginterrupt(signal.SIGPROF, False)  # whoever waits in the kernel is not disturbed
     signal.setitimer(signal.ITIMER_PROF, TICK, TICK)
+    atexit.register(signal.setitimer, signal.ITIMER_PROF, 0)  # the interpreter ends without handlers

@@ -94,3 +94,25 @@ def test_a_writer_says_how_much(share, limit, tmp_path):
         assert log._keeper.plan.cpu == limit
     with Log.open(tmp_path / "other") as log:
         assert log._keeper.plan.cpu == 0.5
+
+
+_ENDING = """
+import time
+def linger():
+    began = time.process_time()
+    while time.process_time() - began < 0.1:
+        sum(range(1000))
+from rollout_log.log import duty
+duty.TICK = 0.001
+duty.limit_cpu(1)
+class Late:
+    def __del__(self):
+        linger()
+late = Late()
+"""
+
+
+def test_a_limited_process_ends_as_any_other():
+    """Handlers are gone before the last objects are, and an alarm would kill it then."""
+    done = subprocess.run([sys.executable, "-c", _ENDING], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
