@@ -31,3 +31,9 @@ def docs_gpu_free_ci(root: Path, tmp_path: Path) -> None:
     """The example project as the directory."""
     ignore = shutil.ignore_patterns(".*", "__*")
     shutil.copytree(root / "examples" / "gpu_free_ci", tmp_path, dirs_exist_ok=True, ignore=ignore)
+
+
+@pytest.fixture
+def docs_fixtures(root: Path, tmp_path: Path) -> None:
+    """The shipped `fixtures` in the directory."""
+    (tmp_path / "fixtures").symlink_to(root / "fixtures")

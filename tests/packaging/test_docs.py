@@ -1,7 +1,8 @@
 """Every command in README.md and docs/*.md is run, each block in an empty directory of its own.
 
 A ```bash block is a script, a ```console block has commands after `$ ` (and `> ` where one goes on);
-the output shown in it is for the reader. A comment on the line before says what is special:
+the output shown in it is for the reader, and compared only where it is of a shipped fixture and so always the
+same. A comment on the line before says what is special:
 
     <!-- test: setup NAME -->          the fixture `docs_NAME` (conftest.py) prepares the directory
     <!-- test: skip because REASON --> not run
@@ -38,6 +39,8 @@ class Block:
     script: str
     setup: str | None = None
     skip: str | None = None
+    shown: str | None = None
+    """What a ```console block says comes out."""
 
 
 def blocks(document: str, name: str) -> list[Block]:
@@ -46,14 +49,16 @@ def blocks(document: str, name: str) -> list[Block]:
     for match in _BLOCK.finditer(document):
         place = f"{name}:{document.count(chr(10), 0, match.start('language')) + 1}"
         lines = [line.removeprefix(match["indent"]) for line in match["text"].splitlines()]
+        shown = None
         if match["language"] == "console":
+            shown = "".join(f"{line}\n" for line in lines if not line.startswith(("$ ", "> ")))
             lines = [line[2:] for line in lines if line.startswith(("$ ", "> "))]
         note = _NOTE.fullmatch(match["note"] or "")
         if match["note"] and not note:
             raise ValueError(
                 f"{place}: `test: {match['note']}` is neither `setup NAME` nor `skip because REASON`"
             )
-        found.append(Block(place, "\n".join(lines), **(note.groupdict() if note else {})))
+        found.append(Block(place, "\n".join(lines), **(note.groupdict() if note else {}), shown=shown))
     return found
 
 
@@ -65,7 +70,7 @@ def run(script: str, directory: Path, seconds: float = 60) -> subprocess.Complet
         process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=directory,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "TZ": "UTC"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -93,6 +98,8 @@ def test_the_commands_in_the_documentation_work(block, tmp_path, request):
         request.getfixturevalue(f"docs_{block.setup}")
     done = run(block.script, tmp_path)
     assert done.returncode == 0, f"{block.place}\n{done.stdout}"
+    if block.setup == "fixtures":
+        assert done.stdout == block.shown
 
 
 def test_blocks_are_found_with_their_notes():
@@ -106,7 +113,7 @@ def test_blocks_are_found_with_their_notes():
     )
     assert blocks(document, "x.md") == [
         Block("x.md:2", "echo a\necho b"),
-        Block("x.md:7", "for x in 1; do\n  echo $x\ndone\ntrue", setup="log"),
+        Block("x.md:7", "for x in 1; do\n  echo $x\ndone\ntrue", setup="log", shown="1\n"),
         Block("x.md:17", "false", skip="it needs a GPU"),
     ]
 
