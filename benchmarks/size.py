@@ -3,6 +3,9 @@
 Every row is one stream of JSON frames. `ratio` is JSON bytes ÷ packed bytes, next to plain zstd over the
 whole stream at levels 3 and 19; CPU is per frame, and for `read` per token (ids and log-probs as arrays).
 Streams marked * are generated from the ids and log-probs of the recorded long one; `--quick` takes few.
+
+A second table has files that are not sealed yet: the long stream in many samples at once, with so many frames
+of each in a commit.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import random
 import statistics
 import struct
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rollout_log.columns import pack, read_columns, unpack
+from rollout_log.events import Delta, Opened
+from rollout_log.log import Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -246,8 +252,27 @@ def row(name: str, frames: list[bytes]) -> list[str]:
     ]
 
 
+def unsealed(frames: list[bytes], each: int, samples: int) -> list[str]:
+    """Write one stream as `samples` samples, `each` frames of all of them a commit, and look at the files."""
+    deltas = [Delta(0, frame, 1000 * place) for place, frame in enumerate(frames)]
+    with tempfile.TemporaryDirectory() as folder:
+        with Log.open(folder, window_ms=60_000, seal=False) as log:
+            opened = [Opened(key=f"t{number}") for number in range(samples)]
+            ordinals = [log.create(each_opened) for each_opened in opened]
+            for ordinal, event in zip(ordinals, opened, strict=True):
+                log.append(ordinal, 0, [event])
+            for start in range(0, len(deltas), each):
+                for ordinal in ordinals:
+                    log.append(ordinal, 1 + start, deltas[start : start + each])
+                log.flush_sync()
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_blocks * 512 for path in files) / samples
+    json = sum(map(len, frames))
+    return [str(each), f"{json / len(frames):.0f}", f"{size / len(frames):.0f}", f"{json / size:.1f}"]
+
+
 def main(*, quick: bool = False) -> None:
-    """Print the table; `quick` is for checking that it can be made."""
+    """Print the tables; `quick` is for checking that they can be made."""
     table = Table(title="Packed streams")
     for column in ("stream", "frames", "tokens", "JSON", "packed", "ratio", "B/token", "zstd -3", "zstd -19"):
         table.add_column(column, justify="left" if column == "stream" else "right")
@@ -259,7 +284,15 @@ def main(*, quick: bool = False) -> None:
     for name, objects in generated(tokens):
         frames = [msgspec.json.encode(each) for each in objects] + [b"[DONE]"]
         table.add_row(*row(name, frames))
-    Console(width=140).print(table)
+    console = Console(width=140)
+    console.print(table)
+    files = Table(title="Files not sealed yet, wanted: ratio 5")
+    for column in ("frames a commit", "JSON B/frame", "file B/frame", "ratio"):
+        files.add_column(column, justify="right")
+    frames = recorded("n1-long-4096")[: 64 if quick else 1024]
+    for each in (4, 8, 16, 32, 64):
+        files.add_row(*unsealed(frames, each, 4 if quick else 128))
+    console.print(files)
 
 
 if __name__ == "__main__":
