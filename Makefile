@@ -54,7 +54,7 @@ fuzz: $(ready)  ## fuzz one target with atheris (ARGS="sse -runs=100000")
 
 # Builds what the engine needs under .cache/engine first; where that cannot be had, the tests are skipped loudly.
 test-engine: $(ready)  ## the tests against a real engine
-	@$(python) -m pytest -q -m "engine and not campaign" tests/engine $(ARGS)
+	@$(python) -m pytest -q -m engine tests/engine $(ARGS)
 
 clean:  ## remove the environment and what tools leave behind
 	rm -rf $(VENV) .cache dist demo-log .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -195,5 +195,4 @@ def _recorded() -> MemoryLog:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (sse, dialects, requests, events, blocks, groups, fixtures, columns, http, engine)
-    for target in (sse, dialects, requests, events, blocks, groups, fixtures, columns, http, engine)
 }
