@@ -1,13 +1,15 @@
 """A trainer in a process of its own, which a test kills: `python crashing_trainer.py ENGINE LOG CHECKPOINTS`.
 
 Step 0 ends well and is saved, its two aborted groups wait in the buffer, which no checkpoint has. Step 1
-takes them and two new ones, and holds until the process is killed.
+begins once the test has given the engine new weights; it takes those groups and two new ones, and holds
+until the process is killed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,8 @@ def main(url: str, log: str, checkpoints: str) -> None:
         Path(checkpoints, "saved").touch()
         trainer.data_source.buffer.clear()  # so that the crash finds them where a checkpoint has them not
         trainer.args.over_sampling_batch_size = 2
+        while not Path(checkpoints, "new-weights").exists():
+            time.sleep(0.005)
         trainer.step(1)
 
 

@@ -51,6 +51,7 @@ def crash(log: Path, checkpoints: Path) -> None:
             (checkpoints / "four-hold").touch()
             until((checkpoints / "saved").exists, process)
             engine.set_version("1")
+            (checkpoints / "new-weights").touch()
             until(lambda: engine.holding == 2 and len(engine.served) == 12, process)
             until(lambda: settled(log), process)
         finally:
