@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -167,6 +174,93 @@ def test_a_tokenizer_named_by_a_log_is_not_downloaded(monkeypatch):
     with pytest.raises(_tokenizer.TokenizerNotFound):
         load_tokenizer("someone/model")
     assert asked == {"name": "someone/model", "local_files_only": True}
+
+
+@pytest.fixture
+def hub(tmp_path, tokenizer):
+    """A hub: `answers` is the status that it gives, None for none, 200 for a model with a tokenizer."""
+    files = {
+        "config.json": b"{}",
+        "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast"}',
+        "tokenizer.json": (tokenizer / "tokenizer.json").read_bytes(),
+    }
+    asked = []
+    over = threading.Event()
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            if server.answers is None:
+                over.wait()
+                return
+            body = files.get(self.path.rpartition("/")[2])
+            self.send_response(404 if server.answers == 200 and body is None else server.answers)
+            if body is not None:
+                self.send_header("etag", hashlib.sha1(body).hexdigest())
+            else:
+                self.send_header("x-error-code", "EntryNotFound")
+            self.send_header("x-repo-commit", "0" * 40)
+            self.send_header("content-length", str(len(body or b"")))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body or b"")
+
+        def do_GET(self):
+            self.do_HEAD()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.answers = 200
+        server.asked = asked
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever).start()
+        server.environment = {name: os.environ[name] for name in os.environ if not name.startswith("HF_")} | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path / "hub"),
+        }
+        yield server
+        over.set()
+        server.shutdown()
+
+
+def _show(log, *args, environment):
+    argv = [sys.executable, "-m", "rollout_log.cli", "show", str(log), "math-1", *args]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("answers", [None, 401, 503])
+def test_a_hub_that_gives_nothing_is_asked_once(run_log, hub, answers):
+    hub.answers = answers
+    done = _show(run_log, "--tokenizer", "someone/model", environment=hub.environment)
+    assert (done.returncode, done.stdout, len(hub.asked)) == (2, "", 1)
+    assert done.stderr.startswith(
+        "rollout-log: 'someone/model' is no file or directory here and no downloaded"
+    )
+    assert done.stderr.count("\n") == 1, "nothing of what the libraries say"
+
+
+def test_a_hub_that_is_not_there(run_log, hub):
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        gone = hub.environment | {"HF_ENDPOINT": f"http://127.0.0.1:{taken.getsockname()[1]}"}
+        done = _show(run_log, "--tokenizer", "someone/model", environment=gone)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "Connection refused; give a tokenizer.json or a model's directory" in done.stderr
+    forbidden = hub.environment | {"HF_HUB_OFFLINE": "1"}
+    done = _show(run_log, "--tokenizer", "someone/model", environment=forbidden)
+    assert (done.returncode, done.stderr.count("\n"), hub.asked) == (2, 1, [])
+    assert "HF_HUB_OFFLINE" in done.stderr
+
+
+def test_a_tokenizer_is_downloaded_once(run_log, hub):
+    for asked in (True, False):
+        done = _show(run_log, "--tokenizer", "someone/model", environment=hub.environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "│ \\x0b\\x0c" in done.stdout
+        assert bool(hub.asked) == asked
+        hub.asked.clear()
 
 
 def test_pieces_join_to_the_whole(tokenizer):
