@@ -15,6 +15,7 @@ from rollout_log.cli._tokenizer import Decode, pieces
 from rollout_log.counting import several
 from rollout_log.fold import Rollout
 from rollout_log.response import Choice, Origin, Run
+from rollout_log.words import Said
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,8 +44,8 @@ _ORIGINS = {
 }
 
 
-def print_prompt(token_ids: Sequence[int], decode: Decode | None, words: str | None = None) -> None:
-    """Print the prompt's text, or its ids; where there are none, the words that were asked."""
+def print_prompt(token_ids: Sequence[int], decode: Decode | None, words: Sequence[Said] = ()) -> None:
+    """Print the prompt's text, or its ids; where those do not read as text, the words that were asked."""
     from rich.text import Text
 
     out = console()
@@ -52,9 +53,10 @@ def print_prompt(token_ids: Sequence[int], decode: Decode | None, words: str | N
     if token_ids:
         shown = decode(token_ids) if decode else " ".join(map(str, token_ids))
         _print_behind_bar(Text(safe(shown, keep="\n")))
-    elif words:
-        out.print("the client sent text and no tokens", style="dim")
-        _print_behind_bar(Text(safe(words, keep="\n")))
+    if words and not (token_ids and decode):
+        out.print("what the client sent" if token_ids else "the client sent text and no tokens", style="dim")
+        text = "\n".join(said.text if said.by is None else f"{said.by}: {said.text}" for said in words)
+        _print_behind_bar(Text(safe(text, keep="\n")))
 
 
 def print_response(rollout: Rollout, choice: Choice, decode: Decode | None) -> None:

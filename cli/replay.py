@@ -29,13 +29,12 @@ import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._asked import words_asked
 from rollout_log.cli._output import console, print_hanging, print_json, safe
 from rollout_log.cli._progress import progress
 from rollout_log.cli._times import clock, duration, parse_time
 from rollout_log.cli._tokenizer import Decode
 from rollout_log.cli.ls import STATUSES, status_of
-from rollout_log.cli.show import print_sample, sample_view, tokenizer_for
+from rollout_log.cli.show import print_sample, sample_view, tokenizer_for, words_asked
 from rollout_log.counting import several
 from rollout_log.errors import SampleNotFound
 from rollout_log.fold import Rollout, fold

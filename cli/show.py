@@ -14,14 +14,13 @@ Example:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 
 from rollout_log.ascii_json import to_json
 from rollout_log.cli import _arguments as arguments
-from rollout_log.cli._asked import words_asked
 from rollout_log.cli._output import print_facts, print_json, safe
 from rollout_log.cli._response import print_prompt, print_response
 from rollout_log.cli._table import print_table
@@ -29,11 +28,13 @@ from rollout_log.cli._times import clock, duration
 from rollout_log.cli._tokenizer import Decode, TokenizerNotFound, load_tokenizer
 from rollout_log.counting import several
 from rollout_log.errors import SampleNotFound
+from rollout_log.events import Event, Requested
 from rollout_log.fold import Rollout
 from rollout_log.log import Ref
 from rollout_log.problems import PROBLEMS, Problem
 from rollout_log.sources import open_source
 from rollout_log.view import SampleView, view
+from rollout_log.words import Said, words_in
 
 
 def run(
@@ -45,12 +46,17 @@ def run(
     with open_source(log) as reader:
         ref = arguments.find(reader, key)
         rollout = reader.rollout(ref)
-        words = None if json or rollout.prompt_token_ids else words_asked(reader.events(ref))
+        words = [] if json else words_asked(reader.events(ref))
     decode = tokenizer_for(rollout, tokenizer)
     if json:
         print_json(sample_view(rollout, ref, decode))
     else:
         print_sample(rollout, ref, decode, words)
+
+
+def words_asked(events: Iterable[tuple[int, Event]]) -> list[Said]:
+    """Return what a sample's first request says in words."""
+    return words_in(next((event.body for _, event in events if isinstance(event, Requested)), b""))
 
 
 def _check_choice(rollout: Rollout, ref: Ref) -> None:
@@ -84,8 +90,8 @@ def sample_view(rollout: Rollout, ref: Ref, decode: Decode | None = None) -> Sam
     return found
 
 
-def print_sample(rollout: Rollout, ref: Ref, decode: Decode | None, words: str | None) -> None:
-    """Print a sample as it stands; `words` are what its request asks, where that is no tokens."""
+def print_sample(rollout: Rollout, ref: Ref, decode: Decode | None, words: Sequence[Said]) -> None:
+    """Print a sample as it stands; `words` are what its first request says."""
     _check_choice(rollout, ref)
     several = len(rollout.choices) > 1
     choice = rollout.choice(ref.choice) if ref.choice is not None else rollout.choice_or_first()

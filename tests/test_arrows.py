@@ -17,7 +17,7 @@ LAYERS = (
     {"ascii_json", "child", "counting", "errors", "events", "http_message", "problems", "sse", "versions"},
     {"columns", "http_server", "settings"},
     {"engines"},
-    {"response", "stretch"},
+    {"response", "stretch", "words"},
     {"request"},
     {"history"},
     {"state"},

@@ -377,7 +377,7 @@ def test_without_colours_there_is_no_legend_of_them(monkeypatch, run_log, call, 
         (
             "/v1/chat/completions",
             {"messages": [{"role": "tool", "content": "7", "tool_call_id": "a"}, 5]},
-            ['{"role":"tool","content":"7","tool_call_id":"a"}', "5"],
+            ["tool (a): 7", "5"],
         ),
         ("/v1/completions", {"prompt": "once upon"}, ["once upon"]),
         ("/generate", {"text": "once upon"}, ["once upon"]),
@@ -397,3 +397,22 @@ def test_a_prompt_in_words_is_shown_as_it_was_asked(path, asked, shown, tmp_path
         end = lines.index("", start)
         wanted = ["the client sent text and no tokens", *(f"│ {line}" for line in shown)] if shown else []
         assert lines[start:end] == wanted
+
+
+def test_words_are_shown_beside_token_ids_that_no_tokenizer_reads(tmp_path, tokenizer, call):
+    answer = frame(72, 105, finish="stop").replace(
+        b'{"choices"', b'{"prompt_token_ids": [104, 105], "choices"'
+    )
+    with Writer(tmp_path / "log") as writer:
+        asked = {"messages": [{"role": "user", "content": "hi"}], "return_token_ids": True}
+        path = "/v1/chat/completions"
+        exchange = writer.samples.request("k", path=path, body=json.dumps(asked).encode())
+        exchange.respond(200, [("content-type", "text/event-stream")])
+        exchange.feed(answer)
+        exchange.end("eof")
+    lines = call("show", tmp_path / "log", "k").lines
+    start = lines.index("prompt, 2 tokens")
+    assert lines[start + 1 : start + 4] == ["│ 104 105", "what the client sent", "│ user: hi"]
+    lines = call("show", tmp_path / "log", "k", "--tokenizer", tokenizer / "tokenizer.json").lines
+    start = lines.index("prompt, 2 tokens")
+    assert lines[start + 1 : start + 3] == ["│ hi", ""]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from browser import browser, resize
-from recorded import Writer, frame
+from recorded import SSE, Writer, frame
+from rollout_log import events
 from rollout_log.events import Marked
 from rollout_log.export.report import Report, by_interest
 from rollout_log.log import LogReader
@@ -81,6 +83,48 @@ def hostile_page(tmp_path_factory):
             last.sample.write([mark])
         writer.log.flush_sync()
     return write(path / "log", path / "report.html", 1, decode=decode)
+
+
+def chat(writer: Writer, key: str, messages: list[Any], answer: str) -> None:
+    """A sample whose client and engine sent text alone."""
+    asked = {"model": "m", "messages": messages, "stream": True}
+    exchange = writer.samples.request(
+        key, path="/v1/chat/completions", body=json.dumps(asked).encode(), opened=events.Opened(key, step=1)
+    )
+    exchange.respond(200, SSE)
+    choice = {"index": 0, "delta": {"content": answer}, "finish_reason": "stop"}
+    exchange.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\ndata: [DONE]\n\n")
+    exchange.end("eof")
+
+
+CALL = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rom"}'}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 100}}
+MESSAGES = [
+    {"role": "system", "content": "You are a helpful assistant.\nBe brief."},
+    {"role": "user", "content": [{"type": "text", "text": "How warm is it here?"}, IMAGE]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call-1", "content": "31 °C"},
+]
+
+
+@pytest.fixture(scope="module")
+def chat_page(tmp_path_factory):
+    """A chat with a tool and an image, and one whose every field would like to run."""
+    path = tmp_path_factory.mktemp("chat")
+    hostile = [
+        {
+            "role": text,
+            "name": text,
+            "content": [text, {"type": text, text: text}],
+            "tool_calls": [text],
+            text: 1,
+        }
+        for text in HOSTILE
+    ]
+    with Writer(path / "log") as writer:
+        chat(writer, "chat", MESSAGES, "Warm.")
+        chat(writer, "hostile", [*hostile, *HOSTILE], HOSTILE[1])
+    return write(path / "log", path / "report.html", 1)
 
 
 TOKENS = "return document.querySelectorAll('.t[data-i]').length"
@@ -307,6 +351,72 @@ def test_what_would_hide_or_reorder_text_is_shown(chromium, hostile_page):
         "line\\u{2028}separator\\u{2029}",
         "lone \\u{d800} surrogate",
     ]
+
+
+SAID = """
+  return [...document.querySelectorAll(".said")].map((said) =>
+    [said.querySelector(".by")?.textContent ?? null, said.lastChild.textContent]);
+"""
+
+
+def test_a_chat_is_shown_as_its_request_had_it(chromium, chat_page):
+    resize(chromium, 1280, 900)
+    opened = Opened(chromium)
+    opened.open(chat_page)
+    opened.click_lane(0)
+    opened.wait(lambda: opened.sample() == "chat")
+    said = opened.js(SAID)
+    assert [by for by, _ in said] == ["system", "user", "assistant", "tool (call-1)"]
+    assert said[0][1] == "You are a helpful assistant.\nBe brief."
+    assert said[1][1].startswith(
+        'How warm is it here?\n[image_url {"image_url":{"url":"data:image/png;base64,iVBOR'
+    )
+    assert len(said[1][1]) < 200
+    assert [text for _, text in said[2:]] == ['→ call-1: weather({"city": "Rom"})', "31 °C"]
+    assert opened.js("return document.querySelector('.said').checkVisibility()")
+    assert "Prompt, 4 messages" in opened.text("sample")
+    assert "Warm." in opened.text("sample")
+    resize(chromium, 375, 812)
+    assert opened.js("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert opened.errors() == []
+
+
+def test_nothing_in_a_chat_can_run(chromium, chat_page):
+    resize(chromium, 1280, 900)
+    opened = Opened(chromium)
+    opened.open(chat_page)
+    own = opened.js("return document.scripts.length")
+    opened.click_lane(1)
+    opened.wait(lambda: opened.sample() == "hostile")
+    said = opened.js(SAID)
+    assert len(said) == 2 * len(HOSTILE)
+    text = HOSTILE[0]
+    assert said[0] == [
+        f"{text} ({text})",
+        f'{text}\n[{text} {{"{text}":"{text}"}}]\n→ "{text}"\n{{"{text}":1}}',
+    ]
+    shown = "nul\\u{0} bell\\u{7} esc\\u{1b}]0;title\\u{7}"
+    assert said[8][0] == f"{shown} ({shown})"
+    assert opened.js("return window.hit ?? null") is None
+    assert opened.js("return document.querySelectorAll('img, svg, iframe, #sample script').length") == 0
+    assert opened.js("return document.scripts.length") == own
+    assert opened.errors() == []
+
+
+@pytest.mark.parametrize(("samples", "height"), [(2, 2 * 22), (4096, 0.62 * 900)])
+def test_the_box_is_as_tall_as_its_lanes_up_to_a_limit(chromium, tmp_path, samples, height):
+    with Writer(tmp_path / "log") as writer:
+        for i in range(samples):
+            writer.request(f"plain-{i}", [frame(i, finish="stop")], step=1)
+    resize(chromium, 1280, 900)
+    opened = Opened(chromium)
+    opened.open(write(tmp_path / "log", tmp_path / "report.html", 1))
+    box = "return document.getElementById('lanes').clientHeight"
+    assert opened.js(box) == pytest.approx(height, abs=2)
+    assert opened.js("return document.getElementById('space').offsetHeight") == 22 * samples
+    opened.press("/", "nothing like it")
+    assert opened.js(box) == pytest.approx(height, abs=2)
+    assert opened.errors() == []
 
 
 def test_a_page_that_left_tokens_out_says_so(chromium, page, tmp_path):

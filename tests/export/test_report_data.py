@@ -148,6 +148,17 @@ def test_a_prompt_is_kept_once(log, report):
     assert len(page.details) == 4
 
 
+def test_a_prompt_in_words_is_that_of_the_first_request(tmp_path, report):
+    def asked(number: int, text: str) -> Requested:
+        body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+        return Requested(number, 0, "first", "openai", "POST", "/v1/chat/completions", body)
+
+    samples = [[Opened(key, run="r"), asked(0, "hi"), asked(1, "again")] for key in "ab"]
+    page = report(store(tmp_path / "log", samples))
+    assert page.lanes["a"]["prompt"] == page.lanes["b"]["prompt"]
+    assert page.details[page.lanes["a"]["prompt"]] == {"ids": [], "joined": {}, "words": [["user", "hi"]]}
+
+
 def test_beyond_its_limit_a_page_leaves_out_the_tokens_of_uneventful_samples(log, report):
     page = report(log, 1, limit=250)
     assert page.overview["left_out"] >= 1

@@ -25,6 +25,8 @@ class Followed:
         """By choice, for each token its arrival in ns since 1970; None where it did not come by a frame."""
         self.ticks: Counter[int] = Counter()
         """Tokens that came, kept or not, by ticks since 1970."""
+        self.asked: bytes | None = None
+        """Body of the first request."""
 
     def cut(self, base: int) -> None:
         """Forget the times of tokens from `base` on."""
@@ -55,6 +57,8 @@ def follow(reader: LogReader, ref: Ref) -> Followed:
             rollout.skip_to(number)
         if isinstance(event, (Requested, Observed, Unrecorded)):
             followed.cut(event.base)
+        if followed.asked is None and isinstance(event, Requested):
+            followed.asked = event.body
         rollout.apply(event)
         followed.extend(_arrival_ns(rollout, event))
     return followed

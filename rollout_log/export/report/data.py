@@ -13,7 +13,7 @@ import msgspec
 from rollout_log.errors import RolloutLogError
 from rollout_log.export.report.arrivals import TICK_NS, follow
 from rollout_log.export.report.page import pack, parts
-from rollout_log.export.report.sample import Lane, detail_of, lane_of, unreadable
+from rollout_log.export.report.sample import Lane, Prompt, detail_of, lane_of, unreadable
 from rollout_log.export.report.vocabulary import Vocabulary
 from rollout_log.export.samples import Decode, text_file
 from rollout_log.fold import Rollout
@@ -21,6 +21,7 @@ from rollout_log.log import Entry, LogReader
 from rollout_log.log.summary import Summary
 from rollout_log.problems import PROBLEMS
 from rollout_log.times import version_starts_ns
+from rollout_log.words import Said, words_in
 
 __all__ = ["Histogram", "Overview", "Rate", "Report", "by_interest"]
 
@@ -125,7 +126,7 @@ class Report:
         for version, sent_ns in version_starts_ns(rollout):
             self._versions[version] = min(self._versions.get(version, sent_ns), sent_ns)
         if self._bytes < self._limit:
-            lane.prompt = self._keep_prompt(rollout.prompt_token_ids)
+            lane.prompt = self._keep_prompt(rollout.prompt_token_ids, words_in(followed.asked or b""))
             lane.detail = self._keep(pack(detail_of(followed, self._vocabulary, self._clock)))
         else:
             self.left_out += 1
@@ -175,10 +176,10 @@ class Report:
         self._bytes += len(packed)
         return len(self._packed) - 1
 
-    def _keep_prompt(self, token_ids: list[int]) -> int:
+    def _keep_prompt(self, token_ids: list[int], words: list[Said]) -> int:
         """Keep a prompt once, however many samples have it."""
         joined = self._vocabulary.add(token_ids) if self._vocabulary else {}
-        packed = pack({"ids": token_ids, "joined": joined})
+        packed = pack(Prompt(token_ids, joined, words))
         digest = blake2b(packed.encode(), digest_size=16).digest()
         if digest not in self._prompts:
             self._prompts[digest] = self._keep(packed)

@@ -63,6 +63,7 @@ class SamplePane {
       this.problems(lane),
       this.requests(lane),
       ...(lane.unreadable ? [make("p", { className: "notice" }, `This sample cannot be read: ${lane.unreadable}`)] : []),
+      prompt && prompt.words.length ? this.words(prompt) : null,
       ...(detail ? detail.choices.flatMap((choice) => this.choice(lane, choice, detail.choices.length > 1)) : []),
       lane.detail === null && !lane.unreadable
         ? make("p", { className: "notice" }, "The tokens of this sample are not in this page, which had no room for them. Write the report with a larger --max-mb, or use `rollout-log show`.") : null,
@@ -85,7 +86,7 @@ class SamplePane {
       "index": lane.index,
       "reward": lane.reward,
       "began": clock(origin + lane.began),
-      "tokens": `${count(lane.tokens)} after a prompt of ${count(lane.prompt_tokens)}`,
+      "tokens": count(lane.tokens) + (lane.prompt_tokens ? ` after a prompt of ${count(lane.prompt_tokens)}` : ""),
       "thrown away": lane.discarded ? plural(lane.discarded, "token") : null,
       "mean log-prob": lane.mean === null ? null : lane.mean.toFixed(3),
     };
@@ -148,6 +149,14 @@ class SamplePane {
     parts.push(make("div", { className: "plots" }, ...plots));
     parts.push(new TokenView(this, lane, choice).element);
     return parts;
+  }
+
+  /** What was asked in words. */
+  words({ words }) {
+    const chat = words.some(([by]) => by !== null);
+    const said = words.map(([by, text]) => make("div", { className: "said" }, by === null ? null : make("div", { className: "by" }, by), textNode(text)));
+    return make("details", { open: true }, make("summary", {}, chat ? `Prompt, ${plural(words.length, "message")}` : "Prompt, as text"),
+      make("div", { className: "tokens words", tabIndex: 0, role: "region", "aria-label": "Prompt" }, ...said));
   }
 
   prompt(prompt) {

@@ -19,8 +19,9 @@ from rollout_log.log import Entry
 from rollout_log.request import Request
 from rollout_log.response import Choice
 from rollout_log.times import request_end_ns, sample_span_ns
+from rollout_log.words import Said
 
-__all__ = ["Bar", "Detail", "Lane", "Mark", "Tokens", "detail_of", "lane_of", "unreadable"]
+__all__ = ["Bar", "Detail", "Lane", "Mark", "Prompt", "Tokens", "detail_of", "lane_of", "unreadable"]
 
 Clock = Callable[[int], float]
 """ns since 1970 -> ms since the origin."""
@@ -83,6 +84,15 @@ class Lane(msgspec.Struct):
     detail: int | None = None
     """Its line among the packed ones; None: left out."""
     prompt: int | None = None
+
+
+class Prompt(msgspec.Struct):
+    """What was asked: tokens, words or both. Samples may share it."""
+
+    ids: list[int]
+    joined: dict[int, str]
+    """As of `Tokens`."""
+    words: list[Said]
 
 
 class Tokens(msgspec.Struct):

@@ -19,6 +19,8 @@ class Timeline {
     this.ruler = document.getElementById("ruler");
     this.current = document.getElementById("current");
     this.tip = document.getElementById("tip");
+    // Of all lanes and not of those that a filter leaves: the page stays as it is while somebody types.
+    this.box.style.setProperty("--lanes", `${overview.lanes.length * ROW + 1}px`);
     this.fit();
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.box);
