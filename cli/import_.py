@@ -1,6 +1,7 @@
 """Copy the samples of a fixture, or of another log, into a log.
 
-The log is made where there is none. A sample that it has already is an error, and nothing is copied then.
+The log is made where there is none. A sample that it has already, or one that has lost events, is an error,
+and nothing is copied then.
 
 Example:
 
@@ -18,7 +19,6 @@ import typer
 from rollout_log.cli import _arguments as arguments
 from rollout_log.counting import several
 from rollout_log.fixture import import_samples
-from rollout_log.log import Log
 from rollout_log.sources import open_source
 
 
@@ -40,6 +40,5 @@ def run(
         if not chosen:
             arguments.say_nothing(reader, step)
             return
-        with Log.open(log) as writer:
-            copied = import_samples(reader, chosen, writer)
+        copied = import_samples(reader, chosen, log)
     print(f"{several(copied, 'sample')} copied to {log}")

@@ -22,6 +22,7 @@ import typer
 from rollout_log.cli._arguments import address
 from rollout_log.cli._output import safe
 from rollout_log.counting import several
+from rollout_log.http_server import check_address
 from rollout_log.log import Durability, Log
 from rollout_log.record.proxy import serve_proxy, upstream_url
 
@@ -47,9 +48,10 @@ def run(
 ) -> None:
     host, port = address(listen)
     try:
-        upstream_url(upstream)  # before a log is made
+        upstream_url(upstream)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--upstream") from error
+    asyncio.run(check_address(host, port))  # before a log is made, as the above
     with Log.open(log, run=name, window_ms=window_ms, durability=durability) as writer:
         asyncio.run(_record(writer, upstream, host, port, window_ms))
     counters = writer.counters

@@ -31,7 +31,7 @@ import h11
 from rollout_log.errors import RolloutLogError
 from rollout_log.http_message import Header, Request, Responder, format_head
 
-__all__ = ["CannotListen", "Handler", "Header", "Request", "Responder", "Server", "serve"]
+__all__ = ["CannotListen", "Handler", "Header", "Request", "Responder", "Server", "check_address", "serve"]
 
 Handler = Callable[[Request, Responder], Awaitable[None]]
 """Answers one request. What it leaves unfinished is cut; if it fails before it started, that is a 500."""
@@ -69,6 +69,26 @@ class Server:
         return f"http://{host}:{self.port}"
 
 
+async def check_address(host: str, port: int) -> None:
+    """Raise `CannotListen` where an address is taken, or is none of this machine's. Nobody is listened to."""
+    (await _bind(asyncio.Protocol, host, port, start_serving=False)).close()
+
+
+async def _bind(
+    protocol: Callable[[], asyncio.Protocol], host: str, port: int, *, start_serving: bool = True
+) -> asyncio.Server:
+    try:
+        return await asyncio.get_running_loop().create_server(
+            protocol, host, port, backlog=2048, start_serving=start_serving
+        )
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise CannotListen(
+            f"cannot listen on {where}: {reason}; name another, or port 0 for a free one"
+        ) from error
+
+
 @contextlib.asynccontextmanager
 async def serve(
     handler: Handler,
@@ -89,16 +109,7 @@ async def serve(
     """
     connections: set[_Connection] = set()
     limits = _Limits(max_head, max_body, arrival_s, stall_s)
-    try:
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(connections, handler, limits, cancel=cancel), host, port, backlog=2048
-        )
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        raise CannotListen(
-            f"cannot listen on {where}: {reason}; name another, or port 0 for a free one"
-        ) from error
+    listener = await _bind(lambda: _Connection(connections, handler, limits, cancel=cancel), host, port)
     address = listener.sockets[0].getsockname()
     try:
         yield Server(address[0], address[1])

@@ -15,6 +15,7 @@ from rollout_log.log.block import writer_identity
 from rollout_log.log.directory import (
     claim_folder,
     create_log,
+    discard_folder,
     release_folder,
     sealed_path,
     segment_path,
@@ -48,13 +49,15 @@ class Committer:
         self._identity = writer_identity(writer)
         self._segment: Segment | None = None
         self._descriptor: int | None = None
+        self._wrote = False
+        """Whether a commit was tried, so that something may be on disk."""
 
     def start(self) -> None:
         """Make the log, the folder and the first segment where they are still missing."""
         if self._segment is not None:
             return
-        create_log(self.log)
         refuse_network(self.log)
+        create_log(self.log)
         if self._descriptor is None:
             self._descriptor = claim_folder(self.log, self.folder.name)
         self.rotate()
@@ -73,6 +76,7 @@ class Committer:
         """Commit rows. Returns the bytes of their blocks."""
         if self._segment is None:
             raise FileNotFoundError(f"{self.folder} has no segment yet")
+        self._wrote = True
         self._segment.write(rows)
         return sum(len(data) for table, _, data in rows if table == BLOCKS)
 
@@ -106,11 +110,13 @@ class Committer:
         return max(ordinals, default=None)
 
     def close(self) -> None:
-        """Close the segment and give up the folder's lock."""
+        """Close the segment and give up the folder's lock; a folder without any event goes."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
         if self._descriptor is not None:
+            if not self._wrote:
+                discard_folder(self.folder)
             release_folder(self.folder.name, self._descriptor)
             self._descriptor = None
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ __all__ = [
     "check_format",
     "claim_folder",
     "create_log",
+    "discard_folder",
     "hold_folder",
     "is_live",
     "logs_at",
@@ -41,6 +43,9 @@ MARKER = "rollout-log.json"
 LOCK = "lock"
 SEALING = "sealing"
 """Another lock file: who holds it seals or prunes the folder."""
+
+GONE = ".gone"
+"""What the name of a folder ends with while it is being removed."""
 
 _WRITER = re.compile(r".+-\d+-\d+")
 SEALED = ".sealed"
@@ -186,6 +191,18 @@ def claim_folder(log: Path, name: str) -> int:
         raise LogInUse(f"{folder} is written by another process") from error
     _claimed.add(name)
     return descriptor
+
+
+def discard_folder(folder: Path) -> None:
+    """Remove the folder of a writer that wrote nothing, under its lock; what is strange in it keeps it there.
+
+    Whoever reads or seals meanwhile meets what it meets when segments are pruned: files that are gone.
+    """
+    gone = folder.with_name(folder.name + GONE)
+    with contextlib.suppress(OSError):
+        if all(path.name in {LOCK, SEALING} or path.name.startswith("segment-") for path in folder.iterdir()):
+            folder.rename(gone)  # at once: else a reader makes LMDB's lock file again behind us
+            shutil.rmtree(gone)
 
 
 def is_live(folder: Path) -> bool:

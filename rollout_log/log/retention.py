@@ -165,7 +165,7 @@ def _ends(steps: Iterable[int]) -> tuple[int | None, int | None]:
 
 
 def _delete(path: Path, known: Pruned) -> bool:
-    """Say that a segment goes, then remove it. Returns False where somebody else is at its folder."""
+    """Say that a segment goes, then remove it. Returns False where somebody else is at its folder, or was."""
     folder = path.parent
     try:
         with hold_folder(folder):
@@ -176,7 +176,7 @@ def _delete(path: Path, known: Pruned) -> bool:
                 file.write(msgspec.json.format(msgspec.json.encode(records)))
             for name in folder.glob(f"{path.stem}.*"):  # its lock file, and what it was sealed from
                 name.unlink(missing_ok=True)
-    except LogInUse:
+    except (LogInUse, FileNotFoundError):  # nothing was recorded there, and its writer took it away
         return False
     _logger.info(
         "deleted %s (%d bytes, %s samples, steps %s to %s): %s",

@@ -274,7 +274,10 @@ class Log:
         self._queue.rotate()
 
     def close(self) -> None:
-        """Write what is left and let go of the directory, once every `open` has had its `close`."""
+        """Write what is left and let go of the directory, once every `open` has had its `close`.
+
+        A writer that recorded nothing leaves no folder.
+        """
         with _logs_lock:
             if self._queue.closed:
                 return

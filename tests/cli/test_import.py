@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from rollout_log.cli.export import REDACTIONS
-from rollout_log.log import LogReader
+from rollout_log.events import Marked, Opened
+from rollout_log.log import Log, LogReader, Summary
+from rollout_log.log.directory import writers_of
 from rollout_log.sources import open_source
 from stored import views
 
@@ -52,10 +54,12 @@ def test_import_takes_some_samples_and_refuses_what_is_there(fixture, call, tmp_
     path = fixture(name="all.jsonl.zst")
     assert call("import", path, tmp_path / "copy", "--step", "2").out.startswith("3 samples")
     assert call("import", path, tmp_path / "copy", "math-1").out.startswith("1 sample copied")
+    before = writers_of(tmp_path / "copy")
     result = call("import", path, tmp_path / "copy")
     assert result.code == 2
     assert "already; import into another log" in result.err
     assert call("import", path, tmp_path / "copy", "math-9").code == 2
+    assert writers_of(tmp_path / "copy") == before, "what is refused leaves nothing"
 
 
 def test_an_import_of_nothing_makes_no_log(fixture, call, tmp_path):
@@ -64,6 +68,19 @@ def test_an_import_of_nothing_makes_no_log(fixture, call, tmp_path):
     result = call("import", path, tmp_path / "copy", "--step", "99")
     assert (result.code, result.out) == (0, "")
     assert "no sample took part in step 99; there are steps 1 to 2" in result.err
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_import_of_what_is_damaged_makes_no_log(fixture, call, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(fixture().read_text() + '{"event":"delta"}\n')
+    assert call("import", bad, tmp_path / "copy").code == 2
+    with Log.open(tmp_path / "log") as log:  # begins well, and goes on with a sample that has no beginning
+        log.append(log.create(Opened("whole")), 0, [Opened("whole")])
+        log.append(log.create(Opened("headless")), 0, [Marked("lost")], Summary(key="headless"))
+    result = call("import", tmp_path / "log", tmp_path / "copy")
+    assert result.code == 2
+    assert "sample 'headless' has lost its first event, so it cannot be copied; leave it out" in result.err
     assert not (tmp_path / "copy").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from captures import load
 from raw_server import RawStream, captured, play
 from rollout_log import cli
-from rollout_log.log import LogReader
+from rollout_log.log import Log, LogReader
 
 
 @contextlib.asynccontextmanager
@@ -73,6 +74,20 @@ def call(capsys, *args: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
         cli.main(["record", *args])
     return int(ended.value.code or 0), capsys.readouterr().err
+
+
+def test_an_address_that_is_taken_leaves_nothing_behind(tmp_path, capsys):
+    there = tmp_path / "there"
+    Log.open(there).close()
+    before = sorted(there.iterdir())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        for log in (tmp_path / "new", there):
+            status, err = call(capsys, str(log), "--upstream", "http://127.0.0.1:1", "--listen", listen)
+            assert (status, err.count("\n")) == (2, 1)
+            assert f"cannot listen on {listen}: Address already in use" in err
+    assert not (tmp_path / "new").exists()
+    assert sorted(there.iterdir()) == before
 
 
 def test_mistakes_are_named(tmp_path, capsys):

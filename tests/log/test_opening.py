@@ -6,14 +6,17 @@ import json
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import lmdb
 import pytest
 
 from rollout_log.errors import LogDamaged, LogNotFound, LogTooNew, NotALog, RecordingFailed, UnsafeFileSystem
+from rollout_log.events import Opened
 from rollout_log.log import Log, LogReader, filesystem
 from rollout_log.log.directory import MARKER, claim_folder, create_log, segments_of, writers_of
 from rollout_log.log.filesystem import file_system, is_network, refuse_network
+from rollout_log.log.segment import Segment
 
 
 def test_a_path_is_one_log_within_a_process(path, begin):
@@ -29,6 +32,33 @@ def test_a_path_is_one_log_within_a_process(path, begin):
     assert third is not first
     assert len(writers_of(path)) == 2
     third.close()
+
+
+def test_a_writer_that_records_nothing_leaves_no_folder(path, begin):
+    with Log.open(path) as log, LogReader.open(path) as reader:
+        assert [folder.name for folder in writers_of(path)] == [log.writer]
+        assert list(reader.samples()) == [], "it is read while it is there …"
+        log.create(Opened("created alone"))
+        log.close()
+        assert writers_of(path) == []
+        assert list(reader.samples()) == [], "… and when it is gone"
+    with Log.open(path) as log:
+        begin(log, "key")
+    assert [folder.name for folder in writers_of(path)] == [log.writer]
+
+
+def test_a_writer_that_cannot_begin_leaves_no_folder(path, monkeypatch):
+    Log.open(path).close()
+    monkeypatch.setattr(Segment, "create", Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(RecordingFailed, match="the disk is full"):
+        Log.open(path)
+    assert writers_of(path) == []
+
+
+def test_what_somebody_else_put_into_a_folder_stays(path):
+    with Log.open(path) as log:
+        (path / log.writer / "notes.txt").write_text("mine")
+    assert (path / log.writer / "notes.txt").read_text() == "mine"
 
 
 def test_everything_is_for_the_owner_only(log, path, begin):
@@ -202,3 +232,4 @@ def test_a_log_is_not_recorded_to_a_network_file_system(path, tmp_path, monkeypa
     monkeypatch.setattr(filesystem, "MOUNTINFO", mounts)
     with pytest.raises(UnsafeFileSystem, match="cifs"):
         Log.open(path)
+    assert not path.exists()

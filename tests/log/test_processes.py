@@ -16,6 +16,7 @@ from rollout_log.errors import LogInUse
 from rollout_log.events import Delta, Opened
 from rollout_log.log import Log, LogReader
 from rollout_log.log.directory import claim_folder, writers_of
+from rollout_log.log.retention import prune
 from rollout_log.log.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -176,6 +177,37 @@ def test_a_forked_child_writes_a_folder_of_its_own(path, begin, deltas, read):
     assert read("mine")[1:] == deltas(1, 5)
     assert read("theirs")[1:] == deltas(1, 3)
     assert verify(path).damage == []
+
+
+def test_a_forked_child_leaves_the_folder_of_a_parent_that_recorded_nothing(path, begin):
+    log = Log.open(path)
+    assert in_fork(log.close) is None
+    assert [folder.name for folder in writers_of(path)] == [log.writer]
+    begin(log, "key")
+    log.close()
+    with LogReader.open(path) as reader:
+        assert [entry.name for entry in reader.samples()] == ["key"]
+
+
+def test_writers_that_come_and_go_are_no_trouble_to_readers(path, begin):
+    with Log.open(path) as log:
+        begin(log, "key")
+    coming = script(
+        """
+        import sys
+        from rollout_log.log import Log
+        for _ in range(50):
+            Log.open(sys.argv[1]).close()
+        """,
+        path,
+    )
+    with LogReader.open(path) as reader:
+        while coming.poll() is None:
+            assert [entry.name for entry in reader.samples()] == ["key"]
+            assert prune(path, keep_bytes=1 << 40) == []
+    coming.communicate()
+    assert coming.returncode == 0
+    assert len(writers_of(path)) == 1
 
 
 def test_a_forked_child_neither_closes_nor_reads_what_it_inherited(log, path, begin, deltas):

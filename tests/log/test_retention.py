@@ -121,6 +121,12 @@ def test_what_is_being_written_stays(old_log):
     assert [each.segment for each in prune(old_log, keep_bytes=0)] == [5]
 
 
+def test_a_folder_may_go_while_it_is_looked_at(old_log, monkeypatch):
+    (folder,) = writers_of(old_log)
+    monkeypatch.setattr(retention, "is_live", lambda _: shutil.rmtree(folder) is not None)
+    assert prune(old_log, keep_bytes=0) == []
+
+
 def test_a_writer_keeps_to_its_cap_and_removes_what_older_ones_left(old_log):
     log = Log.open(old_log, window_ms=3_600_000, max_bytes=70_000)
     log._keeper.wait()
