@@ -2,7 +2,7 @@
 
 Sizes and counts are of the whole log. Latencies, the timeline and compression are measured on samples
 picked evenly over it. The loss window is how long tokens waited to be committed: what a killed process
-loses at most.
+loses at most. What was imported or sealed says nothing of it.
 
 Example:
 

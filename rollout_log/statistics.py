@@ -19,7 +19,7 @@ from rollout_log.events import Delta, Event, Requested
 from rollout_log.fold import Rollout
 from rollout_log.log import Block, Entry, LogReader
 from rollout_log.log.block import COLUMNS
-from rollout_log.log.directory import segments_of, writers_of
+from rollout_log.log.directory import segments_of, writer_start_ns, writers_of
 from rollout_log.log.group import Run, pack_group, split_events
 from rollout_log.log.sealing import GROUP
 
@@ -83,7 +83,8 @@ class Statistics(msgspec.Struct):
     between_tokens: Distribution
     """From one frame with tokens to the next one of its request."""
     loss_window: Distribution
-    """How long the first event of a block waited for the last before both were committed."""
+    """How long the first event of a block waited for the last before both were committed. Of samples that
+    were recorded as they came: what was copied into a log says nothing of it."""
     blocks: int
     events_per_block: float | None
     block_bytes: int
@@ -105,7 +106,8 @@ def measure(reader: LogReader, most: int | None = 1000) -> Statistics:
     seen = _Measured()
     picked = _pick(entries, most)
     for entry in picked:
-        seen.read(reader.blocks(entry.ref), stored=bool(writers))
+        stored = bool(writers)
+        seen.read(reader.blocks(entry.ref), stored=stored, live=stored and _was_live(entry))
     seconds = (updated - began) / 1e9
     return Statistics(
         samples=len(entries),
@@ -148,6 +150,11 @@ def _files(reader: LogReader) -> tuple[int, list[Path]]:
     folders = [folder for log in reader.logs if log.is_dir() for folder in writers_of(log)]
     files = [log for log in reader.logs if log.is_file()]
     return len(folders), files + [segment for folder in folders for segment in segments_of(folder)]
+
+
+def _was_live(entry: Entry) -> bool:
+    """Whether a sample was recorded as it came; one that is older than its writer was copied."""
+    return entry.summary.opened_unix_ns >= writer_start_ns(entry.ref.folder)
 
 
 def _on_disk(path: Path) -> int:
@@ -224,14 +231,19 @@ class _Measured:
         self._arrivals: Counter[int] = Counter()
         """Tokens by second."""
 
-    def read(self, blocks: Iterator[Block], *, stored: bool) -> None:
-        """Take in a sample; its blocks as well where a log stores them. A fixture has none."""
+    def read(self, blocks: Iterator[Block], *, stored: bool, live: bool) -> None:
+        """Take in a sample; its blocks as well where a log stores them. A fixture has none.
+
+        `live`: they were committed as they came.
+        """
         rollout = Rollout()
         last: dict[int, int] = {}
         for block in blocks:
             events = block.events()
             if stored:
-                self._weigh(block, events)
+                self._weigh(block)
+            if live and block.codec != COLUMNS:  # a sealed one is no longer what was committed together
+                self._wait(events)
             for event in events:
                 self._apply(rollout, event, last)
 
@@ -239,14 +251,12 @@ class _Measured:
     def sealed_bytes(self) -> int:
         return self._sealing.estimate()
 
-    def _weigh(self, block: Block, events: Sequence[Event]) -> None:
+    def _weigh(self, block: Block) -> None:
         self.blocks += 1
         self.events += block.count
         self.block_bytes += block.stored
         self.event_bytes += len(block.payload)
         self._sealing.add(block)
-        if block.codec != COLUMNS:  # a sealed one is no longer what was committed together
-            self._wait(events)
 
     def _wait(self, events: Sequence[Event]) -> None:
         """Take the time between the first and the last frame of one request in a block."""

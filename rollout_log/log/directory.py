@@ -34,6 +34,7 @@ __all__ = [
     "segment_path",
     "segments_of",
     "writer_name",
+    "writer_start_ns",
     "writers_of",
 ]
 
@@ -174,6 +175,11 @@ def writer_name() -> str:
     """Return a new name for this process's folder: `<host>-<pid>-<start>`, the start in µs since 1970."""
     host = re.sub(r"[^A-Za-z0-9.]+", "-", socket.gethostname())[:64].strip("-.") or "host"
     return f"{host}-{os.getpid()}-{time.time_ns() // 1000}"
+
+
+def writer_start_ns(folder: Path) -> int:
+    """Return when a writer opened the log, in ns since 1970: nothing in its folder was recorded before."""
+    return int(folder.name.rpartition("-")[2]) * 1000
 
 
 def claim_folder(log: Path, name: str) -> int:

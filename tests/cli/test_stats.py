@@ -7,7 +7,7 @@ import pytest
 from recorded import PATH, frame
 from rollout_log.cli._output import size
 from rollout_log.events import Delta, Ended, Opened, Requested, Responded
-from rollout_log.log import Log, Summary
+from rollout_log.log import Log, Summary, writer
 from rollout_log.statistics import _pick
 
 SECOND = 10**9
@@ -16,8 +16,9 @@ MS = 1000
 
 
 @pytest.fixture
-def timed_log(tmp_path):
+def timed_log(tmp_path, monkeypatch):
     """Ten samples of 4 tokens, a second apart: first token after 100 ms, then every 50 ms."""
+    monkeypatch.setattr(writer, "writer_name", lambda: f"host-1-{START // 1000}")
     with Log.open(tmp_path / "log", run="timed") as log:
         for i in range(10):
             sent = START + i * SECOND
@@ -59,6 +60,15 @@ def test_counts_and_latencies(timed_log, call):
     assert 0 < found["sealed_bytes"] < found["event_bytes"]
     segment = next(timed_log.glob("*/*.rlog")).stat()
     assert 0 < found["disk_bytes"] <= segment.st_size
+
+
+def test_what_was_imported_tells_no_loss_window(timed_log, call, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    assert call("import", timed_log, tmp_path / "copy").code == 0
+    live, copy = (call("stats", log, "--json").json for log in (timed_log, tmp_path / "copy"))
+    assert (live["loss_window"]["count"], copy["loss_window"]["count"]) == (10, 0)
+    assert copy["blocks"] == live["blocks"]
+    assert "loss window" not in call("stats", tmp_path / "copy").out
 
 
 def test_tokens_over_time(timed_log, call):
