@@ -8,10 +8,7 @@ Imports nothing heavy, so that a suite which does not use it does not pay for it
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,10 +20,10 @@ if TYPE_CHECKING:
 
 MODES = ("none", "once", "new_episodes", "all")
 MARKER = (
-    "rollout_log(file, mode=…, upstream=…, pace=…, at_cut=…, faults=…, block_network=…): where the fixture "
-    "`rollout_log` reads and writes, by default fixtures/<module>.jsonl beside the module, and how"
+    "rollout_log(file, mode=…, upstream=…, pace=…, at_cut=…, hold_s=…, faults=…, block_network=…): where the "
+    "fixture `rollout_log` reads and writes, by default fixtures/<module>.jsonl beside the module, and how"
 )
-_MARKS = ("file", "mode", "upstream", "pace", "at_cut", "faults", "block_network")
+_MARKS = ("file", "mode", "upstream", "pace", "at_cut", "hold_s", "faults", "block_network")
 _used = pytest.StashKey[dict[str, dict[str, bool]]]()
 """File -> recording -> whether any test asked for it."""
 _engine = pytest.StashKey[Any]()
@@ -94,8 +91,7 @@ def rollout_log(
     path = _path(request.path, _first(rollout_log_file, marks.pop("file", None)))
     test = request.node.nodeid.partition("::")[2]
     try:
-        warn = partial(_say, request.config)
-        engine = StandIn(Recordings(path, test), mode, upstream=upstream, warn=warn, **marks)
+        engine = StandIn(Recordings(path, test), mode, upstream=upstream, **marks)
     except (RolloutLogError, ValueError) as error:
         _refuse(str(error))
     request.node.stash[_engine] = engine
@@ -123,7 +119,7 @@ def rollout_log_vime(rollout_log: StandIn) -> Iterator[Vime]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    """Fail a test that asked for what is not recorded, whatever its client made of the answer."""
+    """Fail a test by what the stand-in knows, whatever its client made of the answers."""
     __tracebackhide__ = True
     try:
         result = yield
@@ -131,9 +127,9 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
         raise
     except BaseException as error:
         item.stash[_failed] = True
-        _fail_on_misses(item, error)
+        _fail_by_engine(item, error)
         raise
-    _fail_on_misses(item, None)
+    _fail_by_engine(item, None)
     return result
 
 
@@ -174,23 +170,11 @@ def _refuse(message: str) -> NoReturn:
     raise pytest.fail.Exception(message, pytrace=False) from None
 
 
-def _say(config: pytest.Config, message: str) -> None:
-    """Say at once what a test that stands still would never report; a worker of xdist can only log it."""
-    logging.getLogger("rollout_log").warning("%s", message)
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    capture = config.pluginmanager.getplugin("capturemanager")
-    if reporter is None:
-        return
-    with capture.global_and_fixture_disabled() if capture else nullcontext():
-        reporter.ensure_newline()
-        reporter.write_line(message)
-
-
-def _fail_on_misses(item: pytest.Item, error: BaseException | None) -> None:
+def _fail_by_engine(item: pytest.Item, error: BaseException | None) -> None:
     engine = item.stash.get(_engine, None)
-    if engine is not None and engine.misses:
+    if engine is not None and (failures := engine.failures):
         item.stash[_failed] = True
-        raise pytest.fail.Exception("\n".join(engine.misses), pytrace=False) from error
+        raise pytest.fail.Exception("\n".join(failures), pytrace=False) from error
 
 
 def _blocked(engine: StandIn, upstream: str | None) -> Iterator[StandIn]:

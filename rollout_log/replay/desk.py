@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Union, get_args
 
 from rollout_log.counting import several
@@ -23,16 +23,21 @@ from rollout_log.replay.errors import ReplayMiss
 from rollout_log.replay.faults import Faults
 from rollout_log.replay.library import list_recordings
 from rollout_log.replay.matching import Cut, Match, Matcher, Report
-from rollout_log.replay.playback import HELD_S, AtCut, Gate, Playback
+from rollout_log.replay.playback import AtCut, Gate, Playback
 from rollout_log.replay.recording import Source
 from rollout_log.replay.splice import script_of
 
-__all__ = ["Desk", "Pace", "Sources", "open_all", "pace_of"]
+__all__ = ["HELD_S", "Desk", "Pace", "Sources", "open_all", "pace_of"]
 
 Sources = Union[Source, str, "os.PathLike[str]", Sequence[Union[Source, str, "os.PathLike[str]"]]]
 """A log or a fixture, opened or by its path; or several."""
 Pace = float | str
 """Factor on the recorded waits: 0 for none, 1 or "recorded" for all of them."""
+
+HELD_S = 10.0
+"""How long responses are held and nothing moves before that is said."""
+_LATE_S = 1.0
+"""A check that comes later than this says that the process stood still, clients included."""
 
 _logger = logging.getLogger("rollout_log")
 
@@ -48,22 +53,27 @@ class Desk:
         at_cut: AtCut = "hold",
         pace: Pace = 0,
         faults: Faults | None = None,
+        hold_s: float | None = None,
     ) -> None:
-        """Raises ValueError for a `cut`, an `at_cut` or a `pace` that is none."""
+        """Raises ValueError for a `cut`, an `at_cut`, a `pace` or a `hold_s` that is none."""
         _check("cut", cut, get_args(Cut))
         _check("at_cut", at_cut, get_args(AtCut))
         recordings = [each for source in open_all(sources) for each in list_recordings(source)]
         self.matcher = Matcher(recordings, cut=cut)
         self.at_cut = at_cut
         self.pace = pace_of(pace)
+        self.hold_s = _hold_of(hold_s)
         self.faults = faults
         self.gate = Gate()
         """That of the responses that begin now."""
         self.weight_version: str | None = None
-        self.warn: Callable[[str], None] = partial(_logger.warning, "%s")
-        """Says that nothing moves any more."""
+        self.held_out: list[str] = []
+        """Of each response that was held for too long: which it was, and what its client should have done."""
         self.playing: dict[Playback, Match] = {}
+        self._moved = time.monotonic()
+        """When a response last began or ended, or all could go on."""
         self._said: float | None = None
+        """The last movement after which nothing moved, where that has been told."""
         self._cut_said = False
 
     @property
@@ -91,14 +101,16 @@ class Desk:
             script = faults.strike(script, attempt=attempt)
         playback = Playback(script, pace=self.pace, at_cut=self.at_cut, gate=self.gate)
         playback.names = _names(asked, script.request_id)
-        playback.on_cut, playback.on_held = self._say_cut, self._say_held
+        playback.on_cut, playback.on_held = self._say_cut, self._patience
         self.playing[playback] = match
+        self._moved = time.monotonic()
         return playback
 
     def leave(self, playback: Playback) -> None:
         """The response is over, or its client is gone. A second time does nothing."""
         match = self.playing.pop(playback, None)
         if match is not None:
+            self._moved = time.monotonic()
             script = playback.script
             self.matcher.release(
                 match,
@@ -130,6 +142,7 @@ class Desk:
 
     def resume(self) -> None:
         """Let all responses go on."""
+        self._moved = time.monotonic()
         self.gate.open = True
         for each in self._under_way():
             each.gate.open = True
@@ -149,29 +162,61 @@ class Desk:
         if match is None or self._cut_said:
             return
         self._cut_said = True
-        got = match.offset + playback.script.tokens_at(playback.sent)
         _logger.info(
             "replay: %s is held at token %d, where the recording was aborted, until the client aborts or "
             "leaves (--at-cut)",
             match.recording.name,
-            match.exchange.requested.base + got,
+            _token_of(playback, match),
         )
 
-    def _say_held(self) -> None:
-        """Say once, when nothing moves any more, what everything waits for."""
-        playing = self._under_way()
-        moved = max((each.moved for each in playing), default=0.0)
-        if moved == self._said or not all(each.held for each in playing):
-            return
-        if time.monotonic() - moved < HELD_S * 0.9:
-            return
+    def _patience(self) -> float:
+        """Return the seconds that what is held may be held; where they are over, say so or end it, once."""
+        patience = HELD_S if self.hold_s is None else self.hold_s
+        moved = max([self._moved, *(each.moved for each in self._under_way())])
+        late = time.monotonic() - moved - patience
+        if late < 0:
+            return -late
+        if moved == self._said:
+            return patience
+        if late > _LATE_S:
+            self._moved = time.monotonic()
+            return patience
         self._said = moved
-        names = [match.exchange.name for match in map(self.playing.get, playing) if match is not None]
-        shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        self.warn(
-            f"replay: nothing moves: {several(len(names), 'response')} held where the recording was aborted "
-            f"({shown}). Abort the requests or close their connections, or replay with at_cut='go' or 'end'"
+        if self.hold_s is None:
+            self._say_held()
+        else:
+            self._let_go(self.hold_s)
+        return patience
+
+    def _say_held(self) -> None:
+        """Say what everything waits for."""
+        held = [match.exchange.name for each, match in self.playing.copy().items() if each.held]
+        shown = ", ".join(held[:5]) + (", …" if len(held) > 5 else "")
+        _logger.warning(
+            "replay: nothing moves: %s held where the recording was aborted (%s). Abort the requests or "
+            "close their connections, or replay with at_cut='go' or 'end'",
+            several(len(held), "response"),
+            shown,
         )
+
+    def _let_go(self, hold_s: float) -> None:
+        """End what is held: its client waits for what will not come."""
+        for playback, match in self.playing.copy().items():
+            token = f"{_token_of(playback, match):,}"
+            why = (
+                f"{match.exchange.name} was held at token {token}, where the recording was aborted, and in "
+                f"{hold_s:g} s the client has neither aborted it nor left: have it do so, or replay with "
+                "at_cut='end' or 'go', or a longer hold_s (in a test: "
+                "@pytest.mark.rollout_log(at_cut='end'))"
+            )
+            if playback.let_go(why):
+                self.held_out.append(why)
+                _logger.error("replay: %s", why)
+
+
+def _token_of(playback: Playback, match: Match) -> int:
+    """Return how many tokens of the sample's response the client has."""
+    return match.exchange.requested.base + match.offset + playback.script.tokens_at(playback.sent)
 
 
 def _names(asked: Asked, request_id: str | None) -> set[str]:
@@ -179,6 +224,13 @@ def _names(asked: Asked, request_id: str | None) -> set[str]:
     body = object_in(asked.body)
     own = [str(body[name]) for name in ("request_id", "rid") if isinstance(body.get(name), str)]
     return {*own, *(f"generate-tokens-{each}" for each in own), *([request_id] if request_id else [])}
+
+
+def _hold_of(hold_s: float | None) -> float | None:
+    with contextlib.suppress(TypeError):
+        if hold_s is None or 0 < hold_s <= threading.TIMEOUT_MAX:
+            return hold_s
+    raise ValueError(f"hold_s is a number of seconds above 0, not {hold_s!r}")
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from rollout_log.replay.recording import Read
@@ -20,8 +21,6 @@ AtCut = Literal["hold", "go", "end"]
 """What a response does where the recorded one was cut by its client: wait for this one's client to do it;
 go on with what the next request got; end as it did."""
 
-HELD_S = 10.0
-"""How long a response is held before that is said."""
 _TURN = 32
 """Pieces that are given out without a wait, before others have their turn."""
 _AT_ONCE = 16 << 10
@@ -62,7 +61,7 @@ class Playback:
         """At a recorded cut, waiting for the client."""
         self.aborted = False
         self.moved = time.monotonic()
-        """When something was last given out."""
+        """When something was last given out, or is due to be."""
         self.gate = gate or Gate()
         self.stalls = False
         """A recorded silence lasts until the client leaves; else the response is over when it was."""
@@ -70,8 +69,8 @@ class Playback:
         """Request ids that the response goes by."""
         self.on_cut: Callable[[Playback], None] = lambda _: None
         """Called when it begins to be held."""
-        self.on_held: Callable[[], None] = lambda: None
-        """Called when it has been held for `HELD_S` seconds."""
+        self.on_held: Callable[[], float | None] = lambda: None
+        """Called whenever it is held; returns the seconds until it is to be called again, None for never."""
         self._started = self.moved
         self._next = 0
         self._late = 0.0
@@ -97,9 +96,8 @@ class Playback:
         if self._next >= len(script.pieces):
             return self._end(script)
         piece = script.pieces[self._next]
-        wait = self._due(piece.time)
-        if wait > 0:
-            return Wait(wait)
+        if (wait := self._due(piece.time)) > 0:
+            return self._until(wait)
         if script.hold is not None and self.sent + len(piece.data) > script.hold:
             self._split(self._next, script.hold - self.sent)
         data = script.pieces[self._next].data
@@ -111,7 +109,9 @@ class Playback:
 
     def head_wait(self) -> float:
         """Return the seconds until the headers are due; where there were none, that is not waited for."""
-        return max(self._due(self.script.responded), 0.0)
+        wait = max(self._due(self.script.responded), 0.0)
+        self.moved = time.monotonic() + wait
+        return wait
 
     def abort(self) -> None:
         """End as an engine does that is told to abort."""
@@ -136,20 +136,46 @@ class Playback:
     def on_wake(self, waker: Callable[[], object]) -> None:
         self._wakers.append(waker)
 
-    def _hold(self) -> Wait:
+    def let_go(self, why: str) -> bool:
+        """End a response that is held, as if its connection were lost; returns whether it was held."""
+        if not self.held:
+            return False
+        self.held = False
+        self.pace = 0.0
+        self.script = replace(
+            self.script,
+            pieces=self.script.until(self.sent),
+            hold=None,
+            ending="cut",
+            error=None,
+            detail=why,
+            faulty=False,
+        )
+        self._seek(self.sent)
+        self.wake()
+        return True
+
+    def _until(self, seconds: float) -> Wait:
+        """Wait for what is due by itself."""
+        self.moved = time.monotonic() + seconds
+        return Wait(seconds)
+
+    def _hold(self) -> bytes | Wait | Over:
         """Wait for the client to do what the recorded one did."""
         if not self.held:
             self.held = True
+            self.moved = time.monotonic()
             self.on_cut(self)
-        return Wait(None)
+        wait = self.on_held()
+        return Wait(wait) if self.held else self.step()
 
-    def _end(self, script: Script) -> Wait | Over:
+    def _end(self, script: Script) -> bytes | Wait | Over:
         if script.ending == "left" and self.at_cut == "hold" and not self.aborted:
             return self._hold()
         if script.ending == "stall" and self.stalls and not self.aborted:
             return Wait(None)
         wait = self._due(script.ended)
-        return Wait(wait) if wait > 0 else Over(script)
+        return self._until(wait) if wait > 0 else Over(script)
 
     def _due(self, microseconds: int) -> float:
         """Seconds until a moment of the script."""
@@ -187,7 +213,7 @@ class play:  # noqa: N801 - used as a function
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
         self._left = _TURN
-        playback.on_wake(lambda: self._loop.call_soon_threadsafe(self._wake))
+        playback.on_wake(self._wake_from_anywhere)
 
     async def head(self) -> None:
         """Wait until the headers are due."""
@@ -223,15 +249,17 @@ class play:  # noqa: N801 - used as a function
             raise StopAsyncIteration
         self._left = _TURN
         self._waiting = self._loop.create_future()
-        held = step.seconds is None
-        timer = self._loop.call_later(HELD_S if step.seconds is None else step.seconds, self._wake)
+        timer = None if step.seconds is None else self._loop.call_later(step.seconds, self._wake)
         try:
             await self._waiting
         finally:
             self._waiting = None
-            timer.cancel()
-        if held and self._playback.held:
-            self._playback.on_held()
+            if timer is not None:
+                timer.cancel()
+
+    def _wake_from_anywhere(self) -> None:
+        if not self._loop.is_closed():  # as where a client has forgotten a response
+            self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -246,6 +274,5 @@ def play_sync(playback: Playback) -> Iterator[bytes]:
         if isinstance(step, bytes):
             yield step
             continue
-        if not woken.wait(HELD_S if step.seconds is None else step.seconds) and playback.held:
-            playback.on_held()
+        woken.wait(step.seconds)
         woken.clear()

@@ -56,6 +56,7 @@ async def serve_replay(
     cut: Cut = "any",
     at_cut: AtCut = "hold",
     faults: Faults | None = None,
+    hold_s: float | None = None,
 ) -> AsyncIterator[ReplayServer]:
     """Serve recordings until the block is left.
 
@@ -63,8 +64,10 @@ async def serve_replay(
     request from whatever token it goes on from, "exact" only where a recorded one did. `at_cut` says what
     a response does where the recorded one was aborted: "hold" until this client aborts or leaves, "go" on
     with what the next request got, or "end" as it did. `faults` are put into every response.
+    What is held for `hold_s` seconds while nothing else moves is ended, as if its connection were lost; None:
+    it is held on, and after some seconds that is said.
     """
-    desk = Desk(source, cut=cut, at_cut=at_cut, pace=pace, faults=faults)
+    desk = Desk(source, cut=cut, at_cut=at_cut, pace=pace, faults=faults, hold_s=hold_s)
     handler = ReplayHandler(desk)
     async with serve(handler, host, port) as server:
         handler.controls.url = server.url

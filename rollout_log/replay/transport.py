@@ -55,8 +55,9 @@ class ReplayTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         cut: Cut = "exact",
         at_cut: AtCut = "hold",
         faults: Faults | None = None,
+        hold_s: float | None = None,
     ) -> None:
-        self.desk = Desk(source, cut=cut, at_cut=at_cut, pace=pace, faults=faults)
+        self.desk = Desk(source, cut=cut, at_cut=at_cut, pace=pace, faults=faults, hold_s=hold_s)
         self.controls = Controls(self.desk)
 
     def report(self) -> Report:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
@@ -27,7 +27,7 @@ from rollout_log.record.proxy import Proxy
 from rollout_log.record.samples import Samples
 from rollout_log.replay import ReplayMiss, ReplayTransport
 from rollout_log.replay.asking import Asked
-from rollout_log.replay.desk import Desk, Pace
+from rollout_log.replay.desk import HELD_S, Desk, Pace
 from rollout_log.replay.faults import Faults
 from rollout_log.replay.playback import AtCut, Playback
 from rollout_log.replay.server import ReplayHandler
@@ -54,12 +54,9 @@ class StandIn:
         pace: Pace = 0,
         at_cut: AtCut = "hold",
         faults: str | None = None,
-        warn: Callable[[str], None] | None = None,
+        hold_s: float | None = HELD_S,
     ) -> None:
-        """`pace`, `at_cut`: as for `serve_replay`; `faults`: what strikes the responses that are replayed.
-
-        `warn` is told, where it is given, that the test waits for what will not come.
-        """
+        """`pace`, `at_cut`, `hold_s`: as for `serve_replay`; `faults`: what strikes what is replayed."""
         self.recordings = recordings
         self.mode = mode
         self._pool = FixtureReader(recordings.path, []) if mode == "all" else recordings.load()
@@ -79,9 +76,9 @@ class StandIn:
         self._upstream = upstream or ""
         self._log = MemoryLog()
         struck = Faults.parse(faults) if faults is not None else None
-        self._replay = ReplayTransport(self._pool, pace=pace, cut="any", at_cut=at_cut, faults=struck)
-        if warn is not None:
-            self._replay.desk.warn = warn
+        self._replay = ReplayTransport(
+            self._pool, pace=pace, cut="any", at_cut=at_cut, faults=struck, hold_s=hold_s
+        )
         self._thread: _ServerThread | None = None
 
     @property
@@ -125,6 +122,11 @@ class StandIn:
     def misses(self) -> list[str]:
         """What was asked for in vain, each with the nearest recording."""
         return [] if self.records else self._replay.report().misses
+
+    @property
+    def failures(self) -> list[str]:
+        """Why the test fails whatever its client made of it: misses, and responses held for too long."""
+        return [*self.misses, *self._replay.desk.held_out]
 
     def used(self) -> dict[str, bool]:
         """Return the names of the recordings, and whether each was asked for."""

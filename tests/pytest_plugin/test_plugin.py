@@ -221,6 +221,7 @@ def test_files_with_unused_recordings_are_in_one_section(suite):
         ("pase=1", "the marker rollout_log takes no 'pase': there are file, mode, upstream, pace, at_cut, *"),
         ("mode='nun'", "'nun' is no mode of recording: there are none, once, new_episodes, all"),
         ("at_cut='halt'", "at_cut is one of hold, go, end, not 'halt'"),
+        ("hold_s=0", "hold_s is a number of seconds above 0, not 0"),
         ("pace='fast'", "a pace is 0 or more, or 'recorded', not 'fast'"),
         ("faults='drop=3'", "these are no faults: *"),
     ],
@@ -234,19 +235,51 @@ def test_a_mistake_in_the_marker_is_named_without_a_traceback(suite, mark, said)
     assert "pytest_plugin.py" not in result.stdout.str()
 
 
-def test_a_test_that_stands_still_says_so_while_it_does(suite, monkeypatch):
+@pytest.fixture
+def held(suite):
+    """A suite whose recording of `test_direct` was cut after its first token by its client."""
     suite(DIRECT + ASK, mode="once")
     written = suite.file.read_text().splitlines()
     lines = [line for line in written if '"finish_reason":"length"' not in line and "[DONE]" not in line]
     lines[-1] = lines[-1].replace('"how":"eof"', '"how":"cancelled"')
     suite.file.write_text("\n".join(lines) + "\n")
-    for module in ("playback", "desk"):
-        monkeypatch.setattr(f"rollout_log.replay.{module}.HELD_S", 0.05)
+    return suite
+
+
+ASK_SERVER = "httpx.post(rollout_log.url + PATH, json=body(1, 2), timeout=None)\n"
+
+
+@pytest.mark.parametrize(
+    ("way", "workers"),
+    [
+        ("client.post(PATH, json=body(1, 2))\n", 0),
+        (ASK_SERVER, 0),
+        (f"with pytest.raises(httpx.RemoteProtocolError):\n            {ASK_SERVER}", 0),
+        (ASK_SERVER, 2),
+    ],
+    ids=["transport", "server", "swallowed", "xdist"],
+)
+def test_a_test_that_is_held_at_a_recorded_cut_fails(held, way, workers):
+    marked = DIRECT.replace("\ndef", "@pytest.mark.rollout_log(hold_s=0.1)\ndef")
+    result = held(f"{marked}        {way}", "-n", str(workers), "-p", "no:hypothesispytest")
+    result.assert_outcomes(failed=1)
+    said, *_ = [
+        line for line in result.outlines if line.startswith("'test_direct-1' request 0 was held at token 1")
+    ]
+    assert "in 0.1 s the client has neither aborted it nor left" in said
+    assert "@pytest.mark.rollout_log(at_cut='end')" in said
+
+
+def test_a_test_that_leaves_in_time_passes(held):
     source = DIRECT + "        with pytest.raises(httpx.ReadTimeout):\n"
-    source += "            httpx.post(rollout_log.url + PATH, json=body(1, 2), timeout=1)\n"
-    result = suite(source)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*nothing moves: 1 response held where the recording was aborted (*"])
+    source += "            httpx.post(rollout_log.url + PATH, json=body(1, 2), timeout=0.5)\n"
+    held(source).assert_outcomes(passed=1)
+
+
+def test_how_long_a_test_may_be_held_is_said_in_its_marker(held):
+    source = DIRECT.replace("\ndef", "\n@pytest.mark.rollout_log(hold_s=60)\ndef")
+    held(source + "        assert rollout_log.transport.desk.hold_s == 60\n").assert_outcomes(passed=1)
+    held(DIRECT + "        assert rollout_log.transport.desk.hold_s == 10\n").assert_outcomes(passed=1)
 
 
 def test_a_file_exported_from_a_log_is_every_tests(suite, pytester):

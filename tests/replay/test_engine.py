@@ -29,7 +29,7 @@ from replay.streams import (
     usage,
     whole,
 )
-from rollout_log.replay import ReplayServer, playback, serve_replay
+from rollout_log.replay import ReplayServer, serve_replay
 
 PROMPT = [7, 8, 9]
 
@@ -211,7 +211,6 @@ async def test_the_first_that_is_held_is_named_at_once(caplog):
 
 
 async def test_what_is_held_for_long_is_named(monkeypatch, caplog):
-    monkeypatch.setattr(playback, "HELD_S", 0.05)
     monkeypatch.setattr("rollout_log.replay.desk.HELD_S", 0.05)
     log = MemoryLog()
     resumed(log)
