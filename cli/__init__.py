@@ -5,7 +5,8 @@ module has
 
 - a docstring: the first line is the verb's line in `VERBS`; indented paragraphs (the example, which
   every verb has) are shown as they stand, the others are wrapped;
-- a function `run`, whose parameters are typer's: `Annotated[Path, typer.Argument(help="…")]`.
+- a function `run`, whose parameters are typer's: `Annotated[Path, typer.Argument(help="…")]`; `_plain` gives
+  what has no `metavar` a plain word, and numbers and choices their errors.
 
 `run` prints through `cli._output` whatever comes from a log, raises `RolloutLogError` for what the user
 can mend (one line on stderr, exit 2), and `typer.Exit(code)` for any other status. A verb called without
@@ -132,9 +133,11 @@ def load(verb: str) -> Any:  # typer's Command, which it does not export
     """Import a verb's module and make its command."""
     import typer
 
+    from rollout_log.cli._plain import PlainCommand, plain
+
     module = import_module(f"{__name__}.{verb}{'_' * iskeyword(verb)}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(verb, help=_help(module))(module.run)
+    app.command(verb, cls=PlainCommand, help=_help(module))(plain(module.run))
     return typer.main.get_command(app)
 
 

@@ -37,7 +37,7 @@ def run(
     log: arguments.LogPath,
     key: Annotated[str, typer.Argument(metavar="KEY", help="One sample's name.")],
     other: Annotated[
-        str | None, typer.Argument(metavar="[OTHER]", help="The other's; by default the same.")
+        str | None, typer.Argument(metavar="OTHER", help="The other's; by default the same.")
     ] = None,
     *,
     other_log: Annotated[

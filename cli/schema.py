@@ -39,7 +39,7 @@ TYPES = {
 
 
 def run(
-    verb: Annotated[str, typer.Argument(metavar="[VERB]", help=f"One of {', '.join(TYPES)}.")] = "show",
+    verb: Annotated[str, typer.Argument(metavar="VERB", help=f"One of {', '.join(TYPES)}.")] = "show",
 ) -> None:
     if verb not in TYPES:
         raise typer.BadParameter(f"{verb!r} has no schema: there are {', '.join(TYPES)}")

@@ -40,7 +40,7 @@ _SHOWN = 10
 
 def run(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="SOURCE…", help="Logs, directories of logs, or fixtures.")
+        list[Path], typer.Argument(metavar="SOURCE", help="Logs, directories of logs, or fixtures.")
     ],
     *,
     listen: Annotated[

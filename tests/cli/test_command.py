@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated, Literal
 
 import pytest
 import typer
@@ -159,6 +161,59 @@ def test_a_verb_chooses_its_exit_status(verb):
 
     verb(run)
     assert call("thing") == 1
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_help_speaks_no_types(name, capsys):
+    assert call(name, "--help") == 0
+    out = capsys.readouterr().out
+    usage = out.splitlines()[0]
+    assert re.fullmatch(rf"Usage: rollout-log {name} \[OPTIONS\]( [A-Z]+…?)*( \[[A-Z]+…?\])*", usage)
+    assert not re.search(r"<|\bx>=|range", out.partition("\nArguments:")[2])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--count", "x"], "--count: 'x' is not a whole number of 1 or more"),
+        (["--count", "0"], "--count: '0' is not a whole number of 1 or more"),
+        (["--share", "nan"], "--share: 'nan' is not a number from 0 to 1"),
+        (["--any", "x"], "--any: 'x' is not a whole number"),
+        (["--kind", "c"], "--kind: 'c' is not one of a, b"),
+        (["--kind"], "option '--kind' requires an argument"),
+        (["--kine", "a"], "no such option: --kine (Possible options: --kind)"),
+        (["y", "z"], "2 arguments too many: 'y', 'z'"),
+        (["\x1b[2J"], r"1 argument too many: '\x1b[2J'"),
+    ],
+)
+def test_what_a_verb_does_not_take_is_said_in_plain_words(args, said, verb, capsys):
+    def run(
+        log: str,
+        count: Annotated[int, typer.Option(min=1)] = 5,
+        share: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+        any_: Annotated[int | None, typer.Option("--any")] = None,
+        kind: Annotated[Literal["a", "b"], typer.Option()] = "a",
+    ):
+        print(log, count, share, any_, kind)
+
+    verb(run)
+    assert call("thing", "x", *args) == 2
+    assert capsys.readouterr() == ("", f"rollout-log: {said}; rollout-log thing --help says more\n")
+    assert call("thing", "x", "--share", ".5", "--any", "-3", "--kind", "b") == 0
+    assert capsys.readouterr().out == "x 5 0.5 -3 b\n"
+    assert call("thing", "--help") == 0
+    assert "[default: 5]" in capsys.readouterr().out
+
+
+def test_a_verb_that_lacks_an_argument_names_it(verb, capsys):
+    def run(log: str, key: Annotated[str, typer.Argument(metavar="KEY")]):
+        raise AssertionError("not called")
+
+    verb(run)
+    assert call("thing", "x") == 2
+    assert (
+        capsys.readouterr().err == "rollout-log: missing argument 'KEY'; rollout-log thing --help says more\n"
+    )
 
 
 def test_a_bug_is_not_hidden(verb):

@@ -130,7 +130,8 @@ def test_a_wrong_filter_is_refused(options, run_log, call):
     result = call("ls", run_log, *options)
     assert result.code == 2
     assert result.out == ""
-    assert "Invalid value" in result.err
+    assert f"{options[1]!r} is no" in result.err
+    assert result.err.endswith("; rollout-log ls --help says more\n")
 
 
 def test_times():

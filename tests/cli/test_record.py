@@ -96,7 +96,7 @@ def test_mistakes_are_named(tmp_path, capsys):
         (["--upstream", "engine:8000"], "'engine:8000' is no upstream"),
         (["--upstream", "http://engine:port"], "'http://engine:port' is no upstream"),
         (["--upstream", "http://e", "--listen", "localhost"], "'localhost' is no HOST:PORT"),
-        ([], "Missing option '--upstream'"),
+        ([], "missing option '--upstream'"),
     ]:
         status, err = call(capsys, log, *args)
         assert status == 2
