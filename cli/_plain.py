@@ -126,7 +126,10 @@ def _misuse(error: Any, verb: str | None) -> Misuse:
     if type(error) is typer.BadParameter:
         hint = error.param_hint or (max(_names(error.param), key=len) if error.param is not None else None)
         what = f"{hint}: {error.message}" if hint else error.message
-    else:  # a subclass says it in a sentence
+    elif (option := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
+        near = ", ".join(error.possibilities or ())
+        what = f"there is no option {option}" + (f", but {near}" if near else "")
+    else:  # another subclass says it in a sentence
         said = error.format_message().rstrip(".")
         what = said[:1].lower() + said[1:]
     return Misuse(f"{what}; {verb} --help says more")

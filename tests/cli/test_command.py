@@ -181,7 +181,7 @@ def test_help_speaks_no_types(name, capsys):
         (["--any", "x"], "--any: 'x' is not a whole number"),
         (["--kind", "c"], "--kind: 'c' is not one of a, b"),
         (["--kind"], "option '--kind' requires an argument"),
-        (["--kine", "a"], "no such option: --kine (Possible options: --kind)"),
+        (["--kine", "a"], "there is no option --kine, but --kind"),
         (["y", "z"], "2 arguments too many: 'y', 'z'"),
         (["\x1b[2J"], r"1 argument too many: '\x1b[2J'"),
     ],
