@@ -15,6 +15,7 @@ from rollout_log.cli._tokenizer import Decode, pieces
 from rollout_log.counting import several
 from rollout_log.fold import Rollout
 from rollout_log.response import Choice, Origin, Run
+from rollout_log.versions import version_words
 from rollout_log.words import Said
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def print_response(rollout: Rollout, choice: Choice, decode: Decode | None) -> N
             _print_cut(rollout, before)
         before = run
         made = _ORIGINS.get(run.origin) or f"request {run.request}"
-        weights = f", weights {safe(version)}" if version is not None else ""
+        weights = f", weights {safe(version_words(version))}" if version is not None else ""
         out.print(f"tokens {start:,} to {end:,}: {made}{weights}", style="dim")
         span = Text()
         for position in range(start, end):

@@ -27,6 +27,7 @@ from rollout_log.cli.show import sample_view, tokenizer_for
 from rollout_log.comparison import Comparison, Difference, Side, compare
 from rollout_log.counting import several
 from rollout_log.sources import open_source
+from rollout_log.versions import version_words
 from rollout_log.view import RequestView, SampleView
 
 _CONTEXT = 8
@@ -77,6 +78,10 @@ def _print(found: Comparison, a: SampleView, b: SampleView, decode: Decode | Non
     _print_requests(found.a, found.b)
 
 
+def _weights(side: Side) -> str:
+    return ", ".join(map(version_words, side.weight_versions))
+
+
 def _print_sides(a: Side, b: Side) -> None:
     rows: list[tuple[str, object, object]] = [
         ("sample", a.key, b.key),
@@ -87,7 +92,7 @@ def _print_sides(a: Side, b: Side) -> None:
         ("stop", a.stop_reason, b.stop_reason),
         ("prompt tokens", a.prompt_tokens, b.prompt_tokens),
         ("response tokens", a.tokens, b.tokens),
-        ("weights", ", ".join(a.weight_versions), ", ".join(b.weight_versions)),
+        ("weights", _weights(a), _weights(b)),
         ("problems", ", ".join(a.problems), ", ".join(b.problems)),
     ]
     print_table(

@@ -3,7 +3,7 @@
 A sample counts in its latest step, with its retries and thrown-away tokens, whenever they were; `report`
 has those in the step in which they happened. "went on" says how many began in a step and are counted in a
 later one (`ls --step N --went-on`). "thrown away" are tokens that were generated and dropped by a retry or
-a trim.
+a trim. Weights are the versions that the engine told; it says "default" while nobody has set one.
 
 Example:
 

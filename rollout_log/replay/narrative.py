@@ -31,6 +31,7 @@ from rollout_log.events import (
 )
 from rollout_log.fold import Rollout
 from rollout_log.request import Request
+from rollout_log.versions import version_words
 
 __all__ = ["Line", "clock_of", "narrate", "until"]
 
@@ -215,7 +216,8 @@ class _Teller:
         if isinstance(event, Requested) and request is not None:
             asked = f"asks {event.method} {event.path}, from token {event.base}"
             limits = f", for at most {_tokens(request.max_tokens)}" if request.max_tokens is not None else ""
-            weights = f"; weights {event.weight_version}" if event.weight_version is not None else ""
+            version = event.weight_version
+            weights = f"; weights {version_words(version)}" if version is not None else ""
             step = f"; step {event.step}" if event.step is not None else ""
             return [self._line(event.number, 0, f"{event.cause}: {asked}{limits}{weights}{step}")]
         if isinstance(event, Responded):

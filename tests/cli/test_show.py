@@ -120,6 +120,18 @@ def test_an_open_sample_is_shown_as_far_as_it_is(run_log, call):
     assert "open: token 1 is the last so far" in lines
 
 
+def test_weights_that_nobody_named(tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        writer.request("k", [frame(5, finish="stop", version="default")], weight_version="default")
+        writer.log.flush_sync()
+    log = tmp_path / "log"
+    assert "tokens 0 to 1: request 0, weights default (never set)" in call("show", log, "k").lines
+    assert "; weights default (never set)" in call("replay", log, "k").out
+    assert call("diff", log, "k", "k").out.count("default (never set)") == 2
+    (span,) = call("show", log, "k", "--json").json["weight_versions"]
+    assert span["version"] == "default", "for programs, what the engine said"
+
+
 def test_problems_say_what_they_mean(run_log, call):
     lines = call("show", run_log, "chat-2").lines
     row, meaning = (line for line in lines if line.startswith("null_logprob"))

@@ -21,6 +21,7 @@ from rollout_log.log import Entry, LogReader
 from rollout_log.log.summary import Summary
 from rollout_log.problems import PROBLEMS
 from rollout_log.times import version_starts_ns
+from rollout_log.versions import version_words
 from rollout_log.words import Said, words_in
 
 __all__ = ["Histogram", "Overview", "Rate", "Report", "by_interest"]
@@ -150,7 +151,7 @@ class Report:
             start=start,
             end=end,
             versions=sorted(
-                ((version, self._clock(ns)) for version, ns in self._versions.items()),
+                ((version_words(version), self._clock(ns)) for version, ns in self._versions.items()),
                 key=lambda found: found[1],
             ),
             rate=self._rate(),

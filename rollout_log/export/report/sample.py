@@ -19,6 +19,7 @@ from rollout_log.log import Entry
 from rollout_log.request import Request
 from rollout_log.response import Choice
 from rollout_log.times import request_end_ns, sample_span_ns
+from rollout_log.versions import version_words
 from rollout_log.words import Said
 
 __all__ = ["Bar", "Detail", "Lane", "Mark", "Prompt", "Tokens", "detail_of", "lane_of", "unreadable"]
@@ -162,7 +163,7 @@ def _bar(rollout: Rollout, request: Request, clock: Clock, last_ns: int) -> Bar:
         cause=request.cause,
         base=request.base,
         step=request.step,
-        version=request.weight_version,
+        version=None if request.weight_version is None else version_words(request.weight_version),
         sent=clock(request.sent_unix_ns),
         first=None if request.first_time is None else clock(request.sent_unix_ns + 1000 * request.first_time),
         end=clock(last_ns if end_ns is None else end_ns),
@@ -216,7 +217,7 @@ def _tokens(
         logprobs=[None if math.isnan(x) else round(x, 3) for x in choice.logprobs],
         times=[None if ns is None else clock(ns) for ns in times],
         runs=[(run.origin.value, run.request, run.start, run.end) for run in choice.runs],
-        versions=[(span.version, span.start, span.end) for span in versions],
+        versions=[(version_words(span.version), span.start, span.end) for span in versions],
         joined=vocabulary.add(choice.token_ids) if vocabulary else {},
         text="".join(choice.wire_text) if choice.wire_text and not choice.token_ids else None,
     )
