@@ -63,6 +63,7 @@ def test_commits_that_go_on_failing_are_told_once(log, disk, begin, caplog):
     disk["full"] = False
     while not log.accepting:
         time.sleep(0.005)
+    log.close()  # its thread, which wakes who waits before it warns, has ended then
     warned, recovered = caplog.messages
     assert "No space left on device; requests go unrecorded until it works again" in warned
     assert recovered.endswith("records again")
@@ -83,8 +84,9 @@ def test_a_removed_directory_is_a_failure_and_not_a_loss_without_a_word(log, pat
     shutil.rmtree(path)
     assert log.append(sample, 1, deltas(1, 2))
     assert not log.flush_sync(sample)
-    assert "is gone" in caplog.text
     assert log.durable(sample) == 1
+    log.close()
+    assert "is gone" in caplog.text
 
 
 def test_a_full_disk_stops_the_recording_and_not_the_process(path):
