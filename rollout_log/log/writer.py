@@ -20,6 +20,7 @@ from rollout_log.errors import RecordingFailed, RolloutLogError, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
+from rollout_log.log.ending import before_end
 from rollout_log.log.keeper import Keeper, Plan
 from rollout_log.log.queue import Counters, Queue
 from rollout_log.log.retention import cap_of
@@ -345,6 +346,7 @@ class Log:
         self._keeper.begin()
 
     def _stop(self) -> None:
+        before_end()
         self._queue.close()
         self._thread.join()
         self._keeper.stop()
@@ -359,6 +361,7 @@ def _close_all() -> None:
 
 
 def _flush_all() -> None:
+    before_end()
     for log in list(_logs.values()):
         log.flush_sync(timeout=_PATIENCE_S)
 

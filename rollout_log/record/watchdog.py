@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 
 from rollout_log.events import End
+from rollout_log.record.pulse import Pulse, pulse
 
 __all__ = ["Watchdog"]
 
@@ -29,7 +30,7 @@ class Watchdog:
     ) -> None:
         self.limit = limit
         self.fired: str | None = None
-        """`timeout` or `stopped`, once it has cancelled the task."""
+        """`timeout`, `stopped` or what `fire` was told, once it has cancelled the task."""
         self._healthy = healthy
         self._stop = stop
         self._interval = min(interval, limit)
@@ -38,14 +39,15 @@ class Watchdog:
         """Cancellations that the task had asked of it before."""
         self._last: float | None = None
         self._granted = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._pulse: Pulse | None = None
         self._check: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin watching the current task."""
         self._task = asyncio.current_task()
         self._cancels = _cancels()
-        self._schedule()
+        self._pulse = pulse()
+        self._pulse.every(self._interval, self._tick)
 
     def touch(self) -> None:
         """A read came."""
@@ -55,10 +57,16 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching."""
         self._task = None
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._pulse is not None:
+            self._pulse.stop(self._interval, self._tick)
         if self._check is not None:
             self._check.cancel()
+
+    def fire(self, why: str) -> None:
+        """Cancel the task, unless that was done or the watch is over."""
+        if self._task is not None and self.fired is None:
+            self.fired = why
+            self._task.cancel()
 
     def absorb(self) -> bool:
         """Whether a CancelledError just caught was this watchdog's alone; it is then taken back."""
@@ -73,20 +81,16 @@ class Watchdog:
             return "cancelled", "the run aborts"
         return "timeout", f"no bytes for {self.limit:g} s"
 
-    def _schedule(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
-
     def _tick(self) -> None:
         if self._task is None or self.fired:
             return
         if self._stop is not None and self._stop():
-            self._fire("stopped")
+            self.fire("stopped")
         elif self._stands_still() and (self._check is None or self._check.done()):
             if self._healthy is None or self._granted:
-                self._fire("timeout")
+                self.fire("timeout")
             else:
                 self._check = asyncio.get_running_loop().create_task(self._ask(self._healthy))
-        self._schedule()
 
     def _stands_still(self) -> bool:
         return self._last is not None and monotonic() - self._last >= self.limit
@@ -103,12 +107,7 @@ class Watchdog:
             self._granted = True
             self._last = monotonic()
         else:
-            self._fire("timeout")
-
-    def _fire(self, why: str) -> None:
-        if self._task is not None and self.fired is None:
-            self.fired = why
-            self._task.cancel()
+            self.fire("timeout")
 
 
 def take_back_cancel() -> None:

@@ -108,7 +108,7 @@ async def test_a_cancellation_by_somebody_else_in_the_same_tick_is_not_absorbed(
         watchdog.start()
         task = asyncio.current_task()
         assert task is not None
-        watchdog._fire("timeout")
+        watchdog.fire("timeout")
         task.cancel()  # by somebody else
         try:
             await asyncio.sleep(20)
