@@ -34,13 +34,20 @@ class Call(msgspec.Struct, kw_only=True):
     decode: Callable[[list[int]], str] | None = None
     """Tokens to text, where stop strings have to be judged."""
     should_stop: Callable[[], bool] | None = None
-    """Whether the run aborts: asked between reads and at least every second. Nothing is retried then."""
+    """Whether the run aborts: asked between reads and at least every second. Nothing is retried then.
+
+    The live rollout may be a beat behind what was read; see `on_read`.
+    """
     stop_grace_s: float = 0.0
     """How long a stream may go on once the run aborts, so that the engine can say its last word."""
     on_chunk: Callable[[bytes], None] | None = None
-    """Called with every read of a response, before it is folded."""
+    """Called with every read of a response at once, before it is folded."""
     on_read: Callable[[Rollout], None] | None = None
-    """Called when a request begins and when something was read, before anything is waited for again."""
+    """Called when a request begins and when something was read: at the next beat, within 50 ms
+    (`record.pulse.BEAT_S`), when the live rollout follows as well; and with everything before the call ends.
+
+    In the event loop's thread, but in no task. What it raises ends the call.
+    """
 
     def stopper(self) -> Callable[[], bool] | None:
         """Return what says that a stream has to stop: the run aborts, and its grace is over."""

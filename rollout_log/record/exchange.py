@@ -1,7 +1,8 @@
 """One request made for a sample, from the tap's point of view: headers, reads and an end go in.
 
-Sans-IO and synchronous: a tap calls `respond`, `feed` for every network read, `end`, and passes the bytes
-on itself. Whatever goes wrong in here stays in here, unless the log is strict: recording never kills a run.
+Sans-IO and synchronous: a tap calls `respond`, `feed` for every network read (or `put`, and `take` for those
+of a while), `end`, and passes the bytes on itself. Whatever goes wrong in here stays in here, unless the log
+is strict: recording never kills a run.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Exchange:
         self._body: list[bytes] = []
         self._started_ns = monotonic_ns()
         self._last_read = 0
+        self._waiting: list[tuple[bytes, int]] = []
+        """Reads that were put and not taken in, and when each came: ns of the clock that never goes back."""
         self._sizes: list[int] = []
         self._times: list[int] = []
 
@@ -69,58 +72,52 @@ class Exchange:
         events: list[Event] = [Responded(self.number, status, headers, self._now(), http_version)]
         if not plain:
             events.append(Marked("encoded_body", {"request": self.number, "encoding": encoding}, time_ns()))
-        self._take(events)
+        self._add(events)
 
     def feed(self, chunk: bytes) -> None:
         """One network read of the body arrived."""
-        self.feed_all((chunk,))
+        self.put(chunk)
+        self.take()
 
-    def feed_all(self, chunks: Sequence[bytes]) -> None:
-        """Take several network reads that arrived at once; little dearer than one."""
-        chunks = [chunk for chunk in chunks if chunk]
-        if self.ended or not chunks:
+    def put(self, chunk: bytes) -> None:
+        """One network read of the body arrived: keep it, and when that was, for `take`."""
+        if chunk and not self.ended:
+            self._waiting.append((chunk, monotonic_ns()))
+
+    def take(self) -> None:
+        """Take in what was put, each read as of when it came; several are little dearer than one."""
+        if not self._waiting:
             return
-        if len(chunks) > 1 and max(map(len, chunks)) > LARGE:
-            for chunk in chunks:  # what is elided is taken from the very read it came in
-                self.feed(chunk)
-            return
-        now = (monotonic_ns() - self._started_ns) // 1000
-        for chunk in chunks:
+        waiting, self._waiting = self._waiting, []
+        splitter, number = self._splitter, self.number
+        deltas: list[Delta] = []
+        for chunk, came_ns in waiting:
+            now = (came_ns - self._started_ns) // 1000
             self._sizes.append(len(chunk))
             self._times.append(now - self._last_read)
             self._last_read = now
-        splitter = self._splitter
-        if splitter is None:
-            self._body += chunks
-            return
-        number = self.number
-        frames = splitter.feed(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-        deltas = [Delta(number, frame.data, now, frame.raw) for frame in frames]
+            if splitter is None:
+                self._body.append(chunk)
+                continue
+            frames = splitter.feed(chunk)
+            deltas += [Delta(number, frame.data, now, frame.raw) for frame in frames]
+            if frames and (len(chunk) > LARGE or len(frames[0].data) > LARGE):
+                self._add_deltas(deltas)  # before the next read: what is elided is taken from the last ones
+                deltas = []
         if deltas:
-            if self._recording:
-                self._write(deltas)
-            try:  # as `_fold`, with less on the way: this is every read of every stream
-                self.sample.rollout.apply_deltas(deltas)
-            except Exception as error:
-                self._break(error)
-        if len(self._sizes) >= _READS_PER_EVENT:
-            self._take([self._reads()])
+            self._add_deltas(deltas)
+        if splitter is not None and len(self._sizes) >= _READS_PER_EVENT:
+            self._add([self._reads()])
 
     def end(self, how: End, detail: str | None = None) -> None:
         """The response is over; only the first call counts."""
         if self.ended:
             return
-        self.ended = True
-        now = self._now()
-        if self._splitter is not None:
-            if tail := self._splitter.tail():
-                self._take([Tail(self.number, tail)])
-        elif self._body:
-            self._take([Body(self.number, b"".join(self._body), now)])
-            self._body = []
-        events: list[Event] = [self._reads()] if self._sizes else []
-        events.append(Ended(self.number, how, detail, now))
-        self._conclude(events)
+        try:
+            self.take()
+        finally:  # also where a strict log refuses that
+            self.ended = True
+            self._end(how, detail)
 
     async def settle(self) -> bool:
         """Wait for the disk, as the log's durability says; True when everything is on it."""
@@ -128,18 +125,40 @@ class Exchange:
 
     def mark(self, name: str, **fields: object) -> None:
         """Write down something else that happened."""
+        self.take()
         self._conclude([Marked(name, {"request": self.number, **fields}, time_ns())])
+
+    def _end(self, how: End, detail: str | None) -> None:
+        now = self._now()
+        if self._splitter is not None:
+            if tail := self._splitter.tail():
+                self._add([Tail(self.number, tail)])
+        elif self._body:
+            self._add([Body(self.number, b"".join(self._body), now)])
+            self._body = []
+        events: list[Event] = [self._reads()] if self._sizes else []
+        events.append(Ended(self.number, how, detail, now))
+        self._conclude(events)
 
     def _reads(self) -> Reads:
         reads = Reads(self.number, self._sizes, self._times)
         self._sizes, self._times = [], []
         return reads
 
-    def _take(self, events: Sequence[Event]) -> None:
+    def _add(self, events: Sequence[Event]) -> None:
         """Hand events to the log and fold them; in this order, so that a refusal knows what was there."""
         if self._recording:
             self._write(events)
         self._fold(events)
+
+    def _add_deltas(self, deltas: list[Delta]) -> None:
+        """As `_add`, with less on the way: this is every read of every stream."""
+        if self._recording:
+            self._write(deltas)
+        try:
+            self.sample.rollout.apply_deltas(deltas)
+        except Exception as error:
+            self._break(error)
 
     def _conclude(self, events: Sequence[Event]) -> None:
         """Fold events, then hand them to the log with a summary of what the sample is now."""

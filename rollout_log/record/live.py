@@ -153,6 +153,8 @@ class LiveSample:
 
     def close(self, closed: Closed) -> None:
         """Write down what the trainer made of the sample."""
+        if self.exchange is not None:
+            self.exchange.take()
         self.rollout.apply(closed)
         self.write([closed], summarized=True)
 

@@ -222,6 +222,7 @@ class Samples:
         if not again and not _belongs(sample, path, info):  # text that the caller knows to start over
             return self._child(sample, path, info, opened)
         if sample.busy and sample.exchange is not None:
+            sample.exchange.take()  # of what comes now, it all came before
             if not supersede:
                 child = self._child(sample, path, info, opened)
                 mark = Marked("concurrent_request", {"child": child.key}, time.time_ns())

@@ -10,11 +10,11 @@ import httpx
 import msgspec
 
 from rollout_log.fold import Rollout
-from rollout_log.record.bursts import before_waits
 from rollout_log.record.call import Call
 from rollout_log.record.errors import GenerationFailed
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
+from rollout_log.record.pulse import pulse
 from rollout_log.record.transport import EXTENSION
 from rollout_log.record.watchdog import Watchdog, take_back_cancel
 
@@ -29,8 +29,9 @@ async def send(
 ) -> None:
     """Make one request and take its response in; returns however it ended, but for a cancellation.
 
-    A cancellation that comes after the finish is taken back. Raises `GenerationFailed` where the response
-    could not be folded.
+    A cancellation that comes after the finish was read is taken back. Raises `GenerationFailed` where the
+    response could not be folded, `RecordingFailed` where a strict log does not take it, and whatever
+    `call.on_chunk` and `call.on_read` do.
     """
     sending = _Sending(client, call, exchange, body, stall_s)
     watchdog = sending.watchdog
@@ -38,11 +39,15 @@ async def send(
     try:
         if call.on_read is not None:
             call.on_read(exchange.rollout)  # the request's base may have cut the response
-        await _cancel_once(before_waits(sending.run(), sending.take))
+        await _cancel_once(sending.run())
         if watchdog.fired:
             await asyncio.sleep(0)  # its cancellation is on the way; it must not hit the caller
     except asyncio.CancelledError:
-        if watchdog.absorb():
+        its_own = watchdog.absorb()
+        if sending.error is not None:
+            exchange.end("reset", _name(sending.error))
+            raise sending.error from None
+        if its_own:
             how, detail = watchdog.verdict()
             exchange.end(how, detail)
         else:
@@ -65,7 +70,7 @@ async def send(
 
 
 class _Sending:
-    """A request on its way, and what was read since it last waited."""
+    """A request on its way."""
 
     def __init__(
         self,
@@ -81,12 +86,16 @@ class _Sending:
         self._rollout = exchange.rollout
         self._body = body
         self._stops = call.stopper()
-        self._burst: list[bytes] = []
-        self.watchdog = Watchdog(stall_s, healthy=self._is_healthy, stop=self._stops)
+        self._behind = False
+        """Whether something was read that is not taken in; it will be at the next beat."""
+        self.error: Exception | None = None
+        """What taking it in has raised, which ends the call."""
+        self.watchdog = Watchdog(stall_s, healthy=self._is_healthy, stop=self._stops and self._has_to_stop)
 
     async def run(self) -> None:
         """Send, and read to the end."""
-        exchange, burst, stops = self._exchange, self._burst, self._stops
+        exchange, on_chunk, stops = self._exchange, self._call.on_chunk, self._stops
+        soon = pulse().soon
         async with self._client.stream(
             "POST",
             self._call.url,
@@ -98,9 +107,14 @@ class _Sending:
             exchange.respond(response.status_code, response.headers.multi_items(), response.http_version)
             try:
                 async for chunk in response.aiter_raw():
-                    burst.append(chunk)
-                    # Asked once a burst, as nothing else runs meanwhile that could change it.
-                    if len(burst) == 1 and stops is not None and stops():
+                    exchange.put(chunk)
+                    self.watchdog.touch()
+                    if not self._behind:
+                        self._behind = True
+                        soon(self._beat)
+                    if on_chunk is not None:
+                        on_chunk(chunk)
+                    if stops is not None and stops():
                         self.take()
                         if not is_finished(self._rollout):
                             exchange.end("cancelled", "the run aborts")
@@ -112,21 +126,34 @@ class _Sending:
             self._call.on_read(self._rollout)
 
     def take(self) -> None:
-        """Take in what was read since the last wait."""
-        if not self._burst:
+        """Take in what was read since it was done last."""
+        if not self._behind:
             return
-        chunks = self._burst.copy()
-        self._burst.clear()
-        call = self._call
-        if call.on_chunk is not None:
-            for chunk in chunks:
-                call.on_chunk(chunk)
-        self._exchange.feed_all(chunks)
-        self.watchdog.touch()
-        if call.on_read is not None:
-            call.on_read(self._rollout)
+        self._behind = False
+        try:
+            self._exchange.take()
+            if self._call.on_read is not None:
+                self._call.on_read(self._rollout)
+        except Exception as error:
+            self.error = self.error or error
+            raise
         if is_finished(self._rollout):
             self.watchdog.limit = min(self.watchdog.limit, _LINGER_S)
+
+    def _beat(self) -> None:
+        """As `take`, where nobody waits for it: what it raises ends the call."""
+        try:
+            self.take()
+        except Exception:
+            self.watchdog.fire("failed")
+
+    def _has_to_stop(self) -> bool:
+        """As the caller says; where it cannot say, what it raises ends the call."""
+        try:
+            return self._stops is not None and self._stops()
+        except Exception as error:
+            self.error = error
+            return True
 
     def _headers(self) -> httpx.Headers:
         headers = httpx.Headers({"content-type": "application/json"})

@@ -148,6 +148,8 @@ async def _send(
     so_far = None
     while not task.done():
         if any(playback.held for playback in transport.desk.playing):
+            if sample.exchange is not None:
+                sample.exchange.take()
             so_far = sample.rollout.copy()
             task.cancel()
         await asyncio.wait([task], timeout=0.001)

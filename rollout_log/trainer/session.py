@@ -21,6 +21,7 @@ from rollout_log.log import Log
 from rollout_log.log.retention import cap_of
 from rollout_log.record import Recorder, RecordingTransport
 from rollout_log.record.live import Closable, LiveSample
+from rollout_log.record.pulse import BEAT_S
 from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
 from rollout_log.settings import Settings, read_settings
@@ -258,7 +259,7 @@ def _announce(session: Session) -> None:
         "e<index>-<session> in evaluation; off: ROLLOUT_LOG_ENABLED=0",
         log.path,
         cap / 1e9,
-        settings.window_ms,
+        settings.window_ms + 1000 * BEAT_S,
     )
 
 

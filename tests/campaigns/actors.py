@@ -26,7 +26,7 @@ class Actor:
         return os.getpid()
 
     async def generate(self, calls: list[Call], most: int | None = None) -> list[Rollout]:
-        """Serve calls together; abort each once it has `most` tokens."""
+        """Serve calls together; abort each once `most` tokens were read."""
         async with httpx.AsyncClient(timeout=None) as client:
             recorder = Recorder(self.log, client, samples=self.samples, backoff=Backoff(0.01, 0.01))
             return await asyncio.gather(*(self._one(recorder, call, most) for call in calls))
@@ -41,7 +41,7 @@ class Actor:
 
     async def _one(self, recorder: Recorder, call: Call, most: int | None) -> Rollout:
         if most is not None:
-            call.should_stop = lambda: (
-                (sample := self.samples.get(call.key)) is not None and (sample.rollout.length >= most)
-            )
+            read = bytearray()
+            call.on_chunk = read.extend
+            call.should_stop = lambda: read.count(b'"token_ids"') >= most
         return await recorder.run(call)

@@ -4,8 +4,8 @@
 
 `recorder`: asyncio.run around the library tap. `handled`: the same with a SIGTERM handler that exits.
 `plugin`: a plug-in's generate function on a loop in another thread, and such a handler, as Ray has.
-Prints `ready` once three tokens of each stream have been read; the window is an hour, so only a flush on the
-way out can have written them.
+Prints `ready` once three tokens of each stream have been read; a beat and the window are an hour, so only
+what is done on the way out can have taken them in and written them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,30 @@ import time
 import httpx
 
 from rollout_log.log import Log
-from rollout_log.record import Recorder
+from rollout_log.record import Recorder, pulse
+from rollout_log.record.exchange import Exchange
 
 STREAMS = 4
+TOKENS = 3
 BODY = {"token_ids": [1, 2], "sampling_params": {"logprobs": 1, "max_tokens": 100}}
+
+
+read: dict[str, int] = {}
+"""How many tokens of each stream have been."""
+
+
+def count_reads() -> None:
+    put = Exchange.put
+
+    def counted(exchange: Exchange, chunk: bytes) -> None:
+        put(exchange, chunk)
+        read[exchange.key] = read.get(exchange.key, 0) + chunk.count(b'"logprob": ')
+
+    Exchange.put = counted
+
+
+def is_read() -> bool:
+    return list(read.values()) == [TOKENS] * STREAMS
 
 
 async def record(path: str, url: str) -> None:
@@ -31,7 +51,7 @@ async def record(path: str, url: str) -> None:
     async with httpx.AsyncClient(timeout=None) as client:
         recorder = Recorder(log, client)
         calls = [asyncio.create_task(recorder.generate(f"k{n}", url, BODY)) for n in range(STREAMS)]
-        while [sample.rollout.length for sample in recorder.samples.all()] != [3] * STREAMS:  # noqa: ASYNC110 - no event
+        while not is_read():  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         print("ready", flush=True)
         await asyncio.gather(*calls)
@@ -41,14 +61,13 @@ def plug_in(path: str, url: str) -> None:
     os.environ.update(ROLLOUT_LOG_DIR=path, ROLLOUT_LOG_WINDOW_MS="3600000")
     from plugin.scripted import HOLD, QUESTION, Scripted, delta, new_sample
     from rollout_log import vime
-    from rollout_log.trainer.session import session_for
     from trainer.trainer_double import NEW_VIME, TrainerDouble
     from trainer.truth import Tokenizer, expected_tokens
 
     trainer = TrainerDouble(url, NEW_VIME, generate="rollout_log.vime.generate", questions=[QUESTION])
     tokens = expected_tokens(Tokenizer().encode(QUESTION), 0, 10)
     trainer.__enter__()
-    trainer.http._http_client._transport = Scripted([delta(tokens[:3]), HOLD])
+    trainer.http._http_client._transport = Scripted([delta(tokens[:TOKENS]), HOLD])
 
     async def run() -> None:
         samples = (new_sample(index=n) for n in range(STREAMS))
@@ -56,8 +75,7 @@ def plug_in(path: str, url: str) -> None:
         await asyncio.gather(*calls)
 
     threading.Thread(target=lambda: trainer.run(run()), daemon=True).start()
-    samples = session_for(trainer.args).samples
-    while [sample.rollout.length for sample in samples.all()] != [3] * STREAMS:
+    while not is_read():
         time.sleep(0.01)
     print("ready", flush=True)
     while True:
@@ -65,6 +83,8 @@ def plug_in(path: str, url: str) -> None:
 
 
 def main(kind: str, path: str, url: str) -> None:
+    pulse.BEAT_S = 3600.0
+    count_reads()
     if kind in {"handled", "plugin"}:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if kind == "plugin":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+import json
+from collections.abc import Coroutine, Generator
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +12,9 @@ import pytest
 
 from plugin.scripted import QUESTION, Scripted, delta, generate, new_sample, usage
 from rollout_log import vime
-from rollout_log.record import sending
+from rollout_log.record.exchange import Exchange
+from rollout_log.record.sending import _Sending
+from rollout_log.sse import FrameSplitter
 from rollout_log.trainer.session import session_for
 from trainer.checks import open_spans
 from trainer.conftest import Rig
@@ -24,11 +27,20 @@ from trainer.truth import EOS, Tokenizer, decode, expected_tokens
 class CancelAt:
     """Awaits a coroutine, cancelling its task where that or its stream is suspended the `place`-th time."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], place: int, sample: Sample) -> None:
-        self.coroutine, self.place, self.sample = coroutine, place, sample
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], place: int) -> None:
+        self.coroutine, self.place = coroutine, place
         self.places = 0
+        self.read = b""
+        """What has been read so far, taken in or not."""
         self.finished: bool | None = None
         """Whether the finish had been read by then; None: never cancelled."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of what has been read."""
+        frames = [frame.data for frame in FrameSplitter().feed(self.read) if frame.data != b"[DONE]"]
+        choices = [choice for frame in frames for choice in json.loads(frame)["choices"]]
+        return [token for choice in choices for token in choice["token_ids"]]
 
     def __await__(self) -> Generator[Any, Any, Any]:
         self.task = asyncio.current_task()
@@ -45,7 +57,7 @@ class CancelAt:
                 return end.value
             self.places += 1
             if self.places == self.place:
-                self.finished = bool(self.sample.tokens) and self.sample.tokens[-1] == EOS
+                self.finished = self.tokens[-1:] == [EOS]
                 assert self.task is not None
                 self.task.cancel()
             try:
@@ -77,18 +89,22 @@ def cancelled_at(trainer: TrainerDouble, place: int) -> tuple[Sample, CancelAt, 
         "[DONE]",
     ]
     calls: list[CancelAt] = []
-    in_bursts = sending.before_waits
+    run, put = _Sending.run, Exchange.put
 
-    async def counted(work: Coroutine[Any, Any, None], settle: Callable[[], None]) -> None:
-        await Part(calls[0], in_bursts(work, settle))
+    async def counted(self: _Sending) -> None:
+        await Part(calls[0], run(self))
+
+    def noted(self: Exchange, chunk: bytes) -> None:
+        calls[0].read += chunk
+        put(self, chunk)
 
     async def function(args: Any, sample: Sample, params: dict[str, Any]) -> Sample | None:
-        calls.append(CancelAt(vime.generate(args, sample, params), place, sample))
+        calls.append(CancelAt(vime.generate(args, sample, params), place))
         returned = await calls[0]
         assert returned is sample
         return sample
 
-    with patch.object(sending, "before_waits", counted):
+    with patch.object(_Sending, "run", counted), patch.object(Exchange, "put", noted):
         raised = generate(trainer, function, Scripted(frames), sample) is None
     return sample, calls[0], raised
 
@@ -111,6 +127,7 @@ def test_a_cancel_at_every_await(rig: Rig, durability: str, monkeypatch: pytest.
     while True:
         sample, call, raised = cancelled_at(trainer, place)
         assert_even(sample)
+        assert sample.response == decode(call.tokens), "all that was read is in it"
         if call.finished:
             seen["after"] += 1
             assert (sample.status, raised) == (Status.COMPLETED, False), f"await {place} of {call.places}"

@@ -1,17 +1,17 @@
-"""Reads that arrive together are taken in as if they had come one after the other."""
+"""Reads that are taken in together are recorded as if each had been taken in when it came."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
+from unittest.mock import patch
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_log.events import Body, Delta, Event, Opened, Reads
+from rollout_log.events import Delta, Event, Opened, Reads
 from rollout_log.log import Log
 from rollout_log.record.elision import LARGE
 from rollout_log.record.samples import Samples
@@ -39,31 +39,30 @@ class ListLog:
         return True
 
 
-def recorded(bursts: list[list[bytes]], content_type: str = "text/event-stream") -> list[Event]:
-    """Record a response whose reads come in bursts; return its events without their times."""
-    log = ListLog()
-    exchange = Samples(cast(Log, log)).request("t0-x", path="/inference/v1/generate", body=b"{}")
-    exchange.respond(200, [("content-type", content_type)])
-    for chunks in bursts:
-        exchange.feed_all(chunks)
-    exchange.end("eof")
-    return [timeless(event) for event in log.events[3:-1]]
-
-
-def timeless(event: Any) -> Event:
-    if isinstance(event, (Delta, Body)):
-        return msgspec.structs.replace(event, time=0)
-    return msgspec.structs.replace(event, times=[]) if isinstance(event, Reads) else event
+def recorded(beats: list[list[bytes]], content_type: str = "text/event-stream") -> list[Event]:
+    """Record a response that is taken in beat by beat, its reads 10 µs apart; return its events."""
+    log, ticks = ListLog(), itertools.count(0, 10_000)
+    with patch("rollout_log.record.exchange.monotonic_ns", lambda: 0):
+        exchange = Samples(cast(Log, log)).request("t0-x", path="/inference/v1/generate", body=b"{}")
+        exchange.respond(200, [("content-type", content_type)])
+    for chunks in beats:
+        with patch("rollout_log.record.exchange.monotonic_ns", ticks.__next__):
+            for chunk in chunks:
+                exchange.put(chunk)
+        exchange.take()
+    with patch("rollout_log.record.exchange.monotonic_ns", ticks.__next__):
+        exchange.end("eof")
+    return log.events[3:-1]
 
 
 @pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
-@given(bursts=st.lists(st.lists(PIECE, max_size=6), max_size=6))
-def test_a_burst_is_recorded_as_its_reads(content_type, bursts):
-    one_by_one = [[chunk] for chunk in itertools.chain.from_iterable(bursts)]
-    assert recorded(bursts, content_type) == recorded(one_by_one, content_type)
+@given(beats=st.lists(st.lists(PIECE, max_size=6), max_size=6))
+def test_a_beat_is_recorded_as_its_reads(content_type, beats):
+    one_by_one = [[chunk] for chunk in itertools.chain.from_iterable(beats)]
+    assert recorded(beats, content_type) == recorded(one_by_one, content_type)
 
 
-def test_a_real_stream_in_bursts_gives_the_same_frames_and_reads():
+def test_a_real_stream_in_beats_gives_the_same_frames_and_reads():
     chunks = [STREAM[start : start + 100] for start in range(0, len(STREAM), 100)]
     events = recorded([chunks[:7], chunks[7:]])
     assert events == recorded([[chunk] for chunk in chunks])
@@ -71,13 +70,20 @@ def test_a_real_stream_in_bursts_gives_the_same_frames_and_reads():
     reads = events[-1]
     assert isinstance(reads, Reads)
     assert reads.sizes == [len(chunk) for chunk in chunks]
+    assert reads.times == [0] + [10] * (len(chunks) - 1), "µs since the read before"
+    came = list(itertools.accumulate(reads.times))
+    assert {event.time for event in events if isinstance(event, Delta)} < set(came)
 
 
-def test_what_is_elided_is_taken_from_the_read_it_came_in():
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_what_is_elided_is_taken_from_the_reads_it_came_in(parts):
     before, after = b'data: {"a":1}\n\n', b'data: {"b":2}\n\n'
     large = b'data: {"choices":[{"routed_experts":"%b"}]}\n\n' % (b"A" * (LARGE + 100))
-    *deltas, reads = recorded([[before, large, after]])
+    size = len(large) // parts + 1
+    pieces = [large[start : start + size] for start in range(0, len(large), size)]
+    *deltas, reads = recorded([[before, *pieces, after]])
     assert isinstance(reads, Reads)
     assert reads.sizes[0] == len(before)
-    assert reads.sizes[2] == len(after)
+    assert reads.sizes[-1] == len(after)
     assert sum(reads.sizes) == sum(len(b"data: %b\n\n" % delta.data) for delta in deltas)
+    assert [*deltas, reads] == recorded([[before], *([piece] for piece in pieces), [after]])

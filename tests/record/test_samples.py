@@ -204,6 +204,43 @@ def test_a_caller_that_says_so_supersedes_an_open_request():
     assert b"99" in b"".join(event.data for event in log.events if isinstance(event, Delta))
 
 
+def test_what_was_read_before_a_request_that_supersedes_its_own_is_in_the_response():
+    client = Client()
+    first = client.begin([1, 2])
+    first.put(frame([11]))
+    second = client.ask([1, 2, 11], [12], supersede=True)
+    first.put(frame([99]))
+    first.end("eof")
+    assert facts(second) == [(0, "first"), (1, "retry")]
+    assert second.rollout.choice().token_ids == [11, 12]
+    assert "late_delta" in codes(second)
+
+
+def test_what_was_read_is_taken_in_before_whatever_else_is_written_down():
+    log = Listening()
+    first = Samples(log).request("k", path=PATH, body=body([1, 2]))  # type: ignore[arg-type]
+    first.respond(200, SSE)
+    first.put(frame([11]))
+    first.mark("paused")
+    first.put(frame([12]))
+    first.sample.close(Closed(reward=1.0))
+    first.put(frame([13], "stop"))
+    first.end("eof")
+    first.put(frame([14]))
+    first.take()
+    names = [type(event).__name__ for event in log.events[2:]]
+    assert names == ["Responded", "Delta", "Marked", "Delta", "Closed", "Delta", "Reads", "Ended"]
+    assert first.rollout.choice().token_ids == [11, 12, 13]
+
+
+def test_a_request_beside_another_is_marked_after_what_that_one_had_read():
+    client = Client()
+    first = client.begin([1, 2])
+    first.put(frame([11]))
+    assert client.begin([1, 2]).key == "k~2"
+    assert first.rollout.choice().token_ids == [11]
+
+
 def test_a_closed_sample_begins_a_new_life():
     client = Client()
     first = client.ask([1, 2], [11])
@@ -364,6 +401,17 @@ def test_a_strict_log_raises():
     exchange = client.begin([1, 2])
     with pytest.raises(RecordingFailed, match="disk full"):
         exchange.feed(frame([11]))
+
+
+def test_a_strict_log_that_refuses_what_was_read_before_the_end_leaves_no_request_open():
+    client = Client()
+    client.samples = Samples(Failing(RecordingFailed("disk full"), 3))  # type: ignore[arg-type]
+    exchange = client.begin([1, 2])
+    exchange.put(frame([11]))
+    with pytest.raises(RecordingFailed, match="disk full"):
+        exchange.end("eof")
+    assert not exchange.sample.busy
+    assert exchange.rollout.ended_of(exchange.rollout.requests[0]) == "no_terminal"
 
 
 def test_what_the_log_does_not_keep_is_cut_there_and_not_in_the_sample():
