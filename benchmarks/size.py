@@ -252,23 +252,28 @@ def row(name: str, frames: list[bytes]) -> list[str]:
     ]
 
 
-def unsealed(frames: list[bytes], each: int, samples: int) -> list[str]:
-    """Write one stream as `samples` samples, `each` frames of all of them a commit, and look at the files."""
-    deltas = [Delta(0, frame, 1000 * place) for place, frame in enumerate(frames)]
+def unsealed(frames: list[bytes], each: int, samples: int, length: int) -> list[str]:
+    """Write `samples` samples of `length` frames, `each` of all of them a commit, and look at the files.
+
+    Every sample begins elsewhere in the stream, so that no two have the same frames in a commit.
+    """
+    stream = [Delta(0, frame, 1000 * place) for place, frame in enumerate(frames)] * 2
+    begins = [number * len(frames) // samples for number in range(samples)]
     with tempfile.TemporaryDirectory() as folder:
         with Log.open(folder, window_ms=60_000, seal=False) as log:
             opened = [Opened(key=f"t{number}") for number in range(samples)]
             ordinals = [log.create(each_opened) for each_opened in opened]
             for ordinal, event in zip(ordinals, opened, strict=True):
                 log.append(ordinal, 0, [event])
-            for start in range(0, len(deltas), each):
-                for ordinal in ordinals:
-                    log.append(ordinal, 1 + start, deltas[start : start + each])
+            for start in range(0, length, each):
+                for ordinal, begin in zip(ordinals, begins, strict=True):
+                    log.append(ordinal, 1 + start, stream[begin + start : begin + min(start + each, length)])
                 log.flush_sync()
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
-        size = sum(path.stat().st_blocks * 512 for path in files) / samples
-    json = sum(map(len, frames))
-    return [str(each), f"{json / len(frames):.0f}", f"{size / len(frames):.0f}", f"{json / size:.1f}"]
+        size = sum(path.stat().st_blocks * 512 for path in files)
+    json = sum(len(delta.data) for begin in begins for delta in stream[begin : begin + length])
+    written = samples * length
+    return [str(each), f"{json / written:.0f}", f"{size / written:.0f}", f"{json / size:.1f}"]
 
 
 def main(*, quick: bool = False) -> None:
@@ -289,9 +294,9 @@ def main(*, quick: bool = False) -> None:
     files = Table(title="Files not sealed yet, wanted: ratio 5")
     for column in ("frames a commit", "JSON B/frame", "file B/frame", "ratio"):
         files.add_column(column, justify="right")
-    frames = recorded("n1-long-4096")[: 64 if quick else 1024]
-    for each in (4, 8, 16, 32, 64):
-        files.add_row(*unsealed(frames, each, 4 if quick else 128))
+    frames = recorded("n1-long-4096")
+    for each in (1, 2, 4, 8, 16, 32, 64):
+        files.add_row(*unsealed(frames, each, 4 if quick else 64, 64 if quick else 1024))
     console.print(files)
 
 

@@ -55,7 +55,7 @@ def run(
     with Log.open(log, run=name, window_ms=window_ms, durability=durability) as writer:
         asyncio.run(_record(writer, upstream, host, port, window_ms))
     counters = writer.counters
-    print(f"wrote {several(counters.events, 'event')}, {several(counters.bytes, 'byte')} of blocks")
+    print(f"wrote {several(counters.events, 'event')}, {several(counters.bytes, 'byte')} of batches")
     if counters.dropped_requests or counters.dropped_events:
         print(
             f"not recorded: {several(counters.dropped_requests, 'request')}, "

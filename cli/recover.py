@@ -1,6 +1,6 @@
 """Save what a damaged log still has into a new one, and count what is lost.
 
-Its files are read page by page, without LMDB; what is believed are blocks and chunks whose own checksum
+Its files are read page by page, without LMDB; what is believed are batches and chunks whose own checksum
 holds. A sample that lost events says so (`log_gap`). Exit status: 1 where something is lost.
 
 Example:
@@ -38,7 +38,7 @@ def run(
             {
                 "read": f"{several(found.files, 'file')}, {several(found.bytes, 'byte')}",
                 "unreadable": f"{several(found.unreadable_bytes, 'byte')}",
-                "broken": f"{found.broken:,} of the blocks and chunks",
+                "broken": f"{found.broken:,} of the batches and chunks",
                 "recovered": f"{several(found.samples, 'sample')}, {several(found.events, 'event')}",
                 "of them damaged": f"{found.damaged_samples:,} ({found.nameless_samples:,} without a key)",
                 "lost": f"{several(found.lost_events, 'event')} and {several(found.lost_samples, 'sample')}, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import lmdb
 
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Event
+from rollout_log.log.batch import Packer
 from rollout_log.log.block import writer_identity
 from rollout_log.log.directory import (
     claim_folder,
@@ -25,7 +26,7 @@ from rollout_log.log.environment import Row
 from rollout_log.log.filesystem import refuse_network
 from rollout_log.log.opening import open_segment
 from rollout_log.log.pending import Part
-from rollout_log.log.segment import BLOCKS, Segment
+from rollout_log.log.segment import BATCHES, Segment, batch_row, last_rows
 from rollout_log.log.summary import Summary
 
 if TYPE_CHECKING:
@@ -62,23 +63,32 @@ class Committer:
             self._descriptor = claim_folder(self.log, self.folder.name)
         self.rotate()
 
-    def encode(self, parts: Sequence[Part]) -> list[Row]:
-        """Return the rows of a commit; those of its blocks come with all that makes their samples known."""
-        rows: list[Row] = []
+    def encode(self, parts: Iterable[Part]) -> list[Row]:
+        """Return the rows of a commit; those of its batches come with all that makes their samples known."""
+        if self._segment is None:
+            raise FileNotFoundError(f"{self.folder} has no segment yet")
+        parts = sorted(
+            parts, key=lambda part: part.ordinal
+        )  # neighbours share batches, and are read together
+        before, last = self._segment.last(part.ordinal for part in parts if part.segment == self.number)
+        packer = Packer(self._identity, before + 1, last)
+        blocks = (block for part in parts for block in part.blocks())
+        rows = [batch_row(number, data) for number, data in packer.pack(blocks)]
+        rows += last_rows(packer.last)
         for part in parts:
             known = None
             if part.summary is None and part.segment != self.number:
                 known = self._known(part.ordinal) or Summary()
-            rows += part.rows(self._identity, known)
+            rows += part.rows(known)
         return rows
 
     def write(self, rows: list[Row]) -> int:
-        """Commit rows. Returns the bytes of their blocks."""
+        """Commit rows. Returns the bytes of their batches."""
         if self._segment is None:
             raise FileNotFoundError(f"{self.folder} has no segment yet")
         self._wrote = True
         self._segment.write(rows)
-        return sum(len(data) for table, _, data in rows if table == BLOCKS)
+        return sum(len(data) for table, _, data in rows if table == BATCHES)
 
     def is_full(self) -> bool:
         """Whether the active segment has reached its size."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rollout_log.events import Body, Closed, Delta, Event, Marked, Opened, Requested, Responded, Tail
-from rollout_log.log.block import pack_blocks
+from rollout_log.log.block import encode_blocks
 from rollout_log.log.environment import Row
-from rollout_log.log.segment import BLOCKS, block_key, sample_rows, step_rows
+from rollout_log.log.segment import sample_rows, step_rows
 from rollout_log.log.summary import Summary
 
 __all__ = ["Part", "summary_of", "weigh"]
@@ -39,18 +39,20 @@ class Part:
         """The key of the sample that begins here."""
         return self.events[0].key if self.events and isinstance(self.events[0], Opened) else None
 
-    def rows(self, writer: bytes, known: Summary | None) -> list[Row]:
-        """Return what to put. `known` is the summary to use where the part brings none, None to leave it."""
-        ordinal = self.ordinal
-        rows: list[Row] = []
-        if self.events:
-            for first, data in pack_blocks(writer, ordinal, self.first, self.events):
-                rows.append((BLOCKS, block_key(ordinal, first), data))
+    def blocks(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yield the events as blocks: ordinal, first sequence, number of events, payload."""
+        for first, count, payload in encode_blocks(self.first, self.events) if self.events else ():
+            yield self.ordinal, first, count, payload
+
+    def rows(self, known: Summary | None) -> list[Row]:
+        """Return the rows that make the sample known, where they are new.
+
+        `known` is the summary to use where the part brings none, None to leave it.
+        """
         summary = self.summary or known
-        if summary is not None:
-            rows += sample_rows(ordinal, summary)
+        rows = [] if summary is None else sample_rows(self.ordinal, summary)
         for step in _steps(self.events):
-            rows += step_rows(ordinal, step)
+            rows += step_rows(self.ordinal, step)
         return rows
 
 
@@ -111,5 +113,9 @@ def _weight_of(value: object, depth: int = 3) -> int:
 
 
 def _steps(events: Iterable[Event]) -> set[int]:
-    found = {event.step for event in events if isinstance(event, (Opened, Requested, Closed))}
+    found = {  # nearly all events are Deltas
+        event.step
+        for event in events
+        if type(event) is not Delta and isinstance(event, (Opened, Requested, Closed))
+    }
     return {step for step in found if step is not None}

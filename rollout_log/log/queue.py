@@ -39,7 +39,7 @@ class Counters(msgspec.Struct):
     events: int = 0
     """Committed."""
     bytes: int = 0
-    """Of blocks, committed."""
+    """Of batches, committed."""
     commits: int = 0
     late_flushes: int = 0
     """Finished requests that went on before their commit was done."""

@@ -1,7 +1,7 @@
-"""What damaged segments still have: every block and chunk whose own checksum holds, wherever it lies.
+"""What damaged segments still have: every batch and chunk whose own checksum holds, wherever it lies.
 
 Files are read with `pread`, a window at a time, without LMDB and without believing any of their tables;
-pages that the disk does not give count as zeros. Blocks never change, so one that lies on a page that
+pages that the disk does not give count as zeros. Batches never change, so one that lies on a page that
 LMDB has freed is as true as any.
 """
 
@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,9 @@ import zstandard
 
 from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import Event, decode_events
-from rollout_log.log import block, chunk
-from rollout_log.log.block import Claim, read_claim, unpack_block, writer_identity
+from rollout_log.log import batch, chunk
+from rollout_log.log.batch import Claim, read_claim, size_of, unpack_batch
+from rollout_log.log.block import writer_identity
 from rollout_log.log.directory import logs_at, segment_number, writers_of
 from rollout_log.log.group import encode_items, places_of
 from rollout_log.log.group_reader import GroupReader
@@ -31,9 +33,11 @@ from rollout_log.log.summary import Summary
 __all__ = ["Salvage", "Salvaged"]
 
 WINDOW = 1 << 20
+_HELD = 64 << 20
+"""Bytes of encoded events that are kept unpacked: samples side by side are packed together."""
 _PAGE = 4096
 _LARGEST = (1 << 64) - 1
-_MAGICS = re.compile(b"|".join(map(re.escape, (block.MAGIC, chunk.MAGIC))))
+_MAGICS = re.compile(b"|".join(map(re.escape, (batch.MAGIC, chunk.MAGIC))))
 _PLACE = struct.Struct(">8sQQQIQ")
 """Writer, ordinal, first sequence, number of events, file, offset: sorts by sample and sequence."""
 
@@ -63,14 +67,16 @@ class Salvage:
         ]
         self.files = [path for path in self.files if segment_number(path)]
         self.broken = 0
-        """Blocks and chunks that fail their checksum, and of which there is no whole copy either."""
+        """Batches and chunks that fail their checksum, and of which there is no whole copy either."""
         self.unreadable = 0
         """Bytes that the disk did not give."""
         self._names = {writer_identity(folder.name): folder.name for folder in folders}
         self._places: list[bytes] = []
         self._summaries: dict[tuple[bytes, int], Summary] = {}
         self._broken: list[Claim] = []
-        self._unpacked: tuple[tuple[int, int], dict[tuple[int, int], list[Event]]] | None = None
+        self._unpacked: OrderedDict[tuple[int, int], dict[tuple[int, int], bytes]] = OrderedDict()
+        """File and offset -> ordinal and first sequence -> encoded events."""
+        self._held = 0
 
     @property
     def windows(self) -> int:
@@ -110,7 +116,7 @@ class Salvage:
             size = os.fstat(descriptor).st_size
             done = 0  # up to here everything is known
             for start in range(0, size, WINDOW):
-                window = self._read(descriptor, start, WINDOW + len(block.MAGIC) - 1)
+                window = self._read(descriptor, start, WINDOW + len(batch.MAGIC) - 1)
                 for found in _MAGICS.finditer(window):
                     if start + found.start() >= done:
                         done = max(done, self._take(descriptor, number, start + found.start(), size))
@@ -119,11 +125,11 @@ class Salvage:
             os.close(descriptor)
 
     def _take(self, descriptor: int, number: int, offset: int, size: int) -> int:
-        """Note the block or chunk at an offset, if it is whole. Returns where the search goes on."""
-        is_block = self._read(descriptor, offset, len(block.MAGIC)) == block.MAGIC
+        """Note the batch or chunk at an offset, if it is whole. Returns where the search goes on."""
+        is_batch = self._read(descriptor, offset, len(batch.MAGIC)) == batch.MAGIC
         try:
-            if is_block:
-                return offset + self._take_block(descriptor, number, offset)
+            if is_batch:
+                return offset + self._take_batch(descriptor, number, offset, size)
             return offset + self._take_chunk(descriptor, number, offset, size)
         except (
             RolloutLogError,
@@ -133,37 +139,43 @@ class Salvage:
             zstandard.ZstdError,
             msgspec.DecodeError,
         ):
-            if is_block:
-                self._suspect(self._read(descriptor, offset, block.HEADER_SIZE))
+            if is_batch:
+                self._suspect(descriptor, offset)
             else:
                 self.broken += 1
             return offset + 1
 
-    def _suspect(self, header: bytes) -> None:
-        """Remember a broken block. LMDB leaves torn copies behind wherever it frees space in a page.
+    def _suspect(self, descriptor: int, offset: int) -> None:
+        """Remember a broken batch. LMDB leaves torn copies behind wherever it frees space in a page.
 
-        What no writer puts into a header was torn there, and is no block that anything reads.
+        What no writer puts into a header was torn there, and is no batch that anything reads.
         """
-        with contextlib.suppress(LogDamaged):
-            claim = read_claim(header)
-            if claim.writer in self._names and 1 <= claim.events <= block.SPLIT_AT and claim.stored:
+        with contextlib.suppress(RolloutLogError, OSError):
+            head = self._read(descriptor, offset, batch.HEADER_SIZE)
+            claim = read_claim(self._read(descriptor, offset, size_of(head)))
+            if claim.writer in self._names and all(place.events and place.end for place in claim.places()):
                 self._broken.append(claim)
 
     def _has(self, claim: Claim) -> bool:
-        """Whether a whole block has the first event that a broken one says it has."""
-        key = _PLACE.pack(claim.writer, claim.ordinal, min(claim.first + 1, _LARGEST), 0, 0, 0)
+        """Whether whole batches have the first event of each block that a broken one says it has."""
+        return all(self._has_event(claim.writer, place.ordinal, place.first) for place in claim.places())
+
+    def _has_event(self, writer: bytes, ordinal: int, sequence: int) -> bool:
+        key = _PLACE.pack(writer, ordinal, min(sequence + 1, _LARGEST), 0, 0, 0)
         at = bisect_left(self._places, key) - 1
         if at < 0:
             return False
-        writer, ordinal, first, count, _, _ = _PLACE.unpack(self._places[at])
-        return (writer, ordinal) == claim[:2] and claim.first < first + count
+        whose, of, first, count, _, _ = _PLACE.unpack(self._places[at])
+        return (whose, of) == (writer, ordinal) and sequence < first + count
 
-    def _take_block(self, descriptor: int, number: int, offset: int) -> int:
-        found = unpack_block(self._read_block(descriptor, offset))
-        found.events()
-        place = found.writer, found.ordinal, found.first, found.count, number, offset
-        self._places.append(_PLACE.pack(*place))
-        return found.stored
+    def _take_batch(self, descriptor: int, number: int, offset: int, size: int) -> int:
+        found = unpack_batch(self._read_batch(descriptor, offset, size))
+        for block in found.blocks():
+            block.events()
+        for place in found.claim.places():
+            whose = found.claim.writer, place.ordinal, place.first, place.events
+            self._places.append(_PLACE.pack(*whose, number, offset))
+        return found.claim.stored
 
     def _take_chunk(self, descriptor: int, number: int, offset: int, size: int) -> int:
         found = chunk.read_chunk(descriptor, offset, size)
@@ -175,9 +187,12 @@ class Salvage:
                 self._summaries[found.writer, ordinal] = summary
         return found.stored
 
-    def _read_block(self, descriptor: int, offset: int) -> bytes:
-        head = self._read(descriptor, offset, block.HEADER_SIZE)
-        return head + self._read(descriptor, offset + len(head), read_claim(head).stored)
+    def _read_batch(self, descriptor: int, offset: int, size: int) -> bytes:
+        """Read a batch whole. Raises `LogDamaged` where the file ends before it does."""
+        length = size_of(self._read(descriptor, offset, batch.HEADER_SIZE))
+        if length > size - offset:
+            raise LogDamaged(f"the batch at {offset} says it has {length} bytes, and the file ends before")
+        return self._read(descriptor, offset, length)
 
     def _read(self, descriptor: int, offset: int, length: int) -> bytes:
         try:
@@ -207,21 +222,31 @@ class Salvage:
                     following = sequence + 1
 
     def _unpack(self, number: int, offset: int, ordinal: int, first: int) -> list[Event]:
-        """Return the events of a run, and keep those of the others in its chunk."""
-        if self._unpacked is None or self._unpacked[0] != (number, offset):
-            self._unpacked = (number, offset), self._unpack_all(number, offset)
-        return self._unpacked[1].get((ordinal, first), [])
+        """Return the events of a block or a run; what they were packed with is kept for a while."""
+        found = self._unpacked.get((number, offset))
+        if found is None:
+            found = self._unpacked[number, offset] = self._unpack_all(number, offset)
+            self._held += sum(map(len, found.values()))
+            while self._held > _HELD and len(self._unpacked) > 1:
+                self._held -= sum(map(len, self._unpacked.popitem(last=False)[1].values()))
+        self._unpacked.move_to_end((number, offset))
+        try:
+            return decode_events(found.get((ordinal, first), b"\x90"))
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
+            return []  # seen to be whole when it was scanned
 
-    def _unpack_all(self, number: int, offset: int) -> dict[tuple[int, int], list[Event]]:
+    def _unpack_all(self, number: int, offset: int) -> dict[tuple[int, int], bytes]:
+        """Return the encoded events of each block or run at an offset."""
         descriptor = os.open(self.files[number], os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if self._read(descriptor, offset, 4) == block.MAGIC:
-                found = unpack_block(self._read_block(descriptor, offset))
-                return {(found.ordinal, found.first): found.events()}
-            content = chunk.read_chunk(descriptor, offset, os.fstat(descriptor).st_size).content
+            size = os.fstat(descriptor).st_size
+            if self._read(descriptor, offset, len(batch.MAGIC)) == batch.MAGIC:
+                found = unpack_batch(self._read_batch(descriptor, offset, size))
+                return {(block.ordinal, block.first): block.payload for block in found.blocks()}
+            content = chunk.read_chunk(descriptor, offset, size).content
             runs = GroupReader(content).runs
-            return {(run.ordinal, run.first): decode_events(encode_items(run.events)) for run in runs}
-        except (RolloutLogError, OSError, msgspec.DecodeError):
+            return {(run.ordinal, run.first): encode_items(run.events) for run in runs}
+        except (RolloutLogError, OSError):
             self.broken += 1
             return {}
         finally:

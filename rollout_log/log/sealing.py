@@ -20,13 +20,14 @@ import msgspec
 import zstandard
 
 from rollout_log.errors import LogDamaged
-from rollout_log.log.block import unpack_block, writer_identity
+from rollout_log.log.batch import read_claim
+from rollout_log.log.block import writer_identity
 from rollout_log.log.chunk import EVENTS, META, SAMPLES, TABLE, pack_chunk
 from rollout_log.log.directory import FORMAT, sealed_path
 from rollout_log.log.draft import whole_file
 from rollout_log.log.group import WIDE, Run, pack_group, split_events
 from rollout_log.log.sealed import HEAD, PLACE, TAIL, TAIL_MAGIC, ContentHash, Meta, SealedSegment, file_hash
-from rollout_log.log.segment import BLOCKS, KEYS, STEPS, Segment, Snapshot
+from rollout_log.log.segment import BATCHES, KEYS, LAST, STEPS, Segment, Snapshot
 from rollout_log.log.segment import SAMPLES as SAMPLE_ROWS
 
 __all__ = ["seal"]
@@ -83,12 +84,15 @@ def _write(segment: Segment, tables: Snapshot, file: BinaryIO) -> None:
         return offset
 
     file.write(HEAD)
-    for runs in _group(_runs(segment.path, tables.rows(BLOCKS), writer)):
+    for runs in _group(_runs(segment.path, tables, writer)):
         offset = put(EVENTS, pack_group(runs))
         for run in runs:
             content.update(run)
             events += len(run.events)
             places.append(PLACE.pack(run.ordinal, run.first, len(run.events), offset))
+    there = sum(place.events for _, data in tables.rows(BATCHES) for place in read_claim(data).places())
+    if there != events:
+        raise LogDamaged(f"{segment.path} has {there} events, and {events} can be reached by sample")
     pages: list[bytes] = []
     samples = 0
     rows = tables.rows(SAMPLE_ROWS)
@@ -135,18 +139,17 @@ def _check(draft: Path) -> None:
         sealed.close()
 
 
-def _runs(path: Path, rows: Iterable[tuple[bytes, bytes]], writer: bytes) -> Iterator[tuple[int, Run]]:
+def _runs(path: Path, tables: Snapshot, writer: bytes) -> Iterator[tuple[int, Run]]:
     """Yield every block's bytes and events, by sample and sequence. Raises `LogDamaged`."""
-    for key, data in rows:
-        block = unpack_block(data)
-        events = split_events(block.payload)
-        if (
-            struct.pack(">QQ", block.ordinal, block.first) != key
-            or block.writer != writer
-            or len(events) != block.count
-        ):
-            raise LogDamaged(f"{path}: block {block.first} of sample {block.ordinal} is not whole")
-        yield len(block.payload), Run(block.ordinal, block.first, events)
+    try:
+        for key, _ in tables.rows(LAST):
+            for block in tables.blocks(int.from_bytes(key, "big")):
+                events = split_events(block.payload)
+                if block.writer != writer or len(events) != block.count:
+                    raise LogDamaged(f"block {block.first} of sample {block.ordinal} is not whole")
+                yield len(block.payload), Run(block.ordinal, block.first, events)
+    except LogDamaged as error:
+        raise LogDamaged(f"{path}: {error}") from error
 
 
 def _group(blocks: Iterable[tuple[int, Run]]) -> Iterator[list[Run]]:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,27 @@ import lmdb
 import msgspec
 
 from rollout_log.errors import LogDamaged
-from rollout_log.log.block import Block, Piece, pieces_of, unpack_block
+from rollout_log.log.batch import Batches
+from rollout_log.log.block import Block, Piece, pieces_of
 from rollout_log.log.directory import FORMAT, check_format, segment_number
 from rollout_log.log.environment import Environment, Row
 from rollout_log.log.summary import Summary, decode_summary, encode_summary
 
-__all__ = ["Segment", "Snapshot", "block_key", "hash_key", "key_of_step", "sample_rows", "step_rows"]
+__all__ = [
+    "Segment",
+    "Snapshot",
+    "batch_row",
+    "hash_key",
+    "key_of_step",
+    "last_rows",
+    "sample_rows",
+    "step_rows",
+]
 
-META, SAMPLES, KEYS, STEPS, BLOCKS = TABLES = ("meta", "samples", "keys", "steps", "blocks")
+META, SAMPLES, KEYS, STEPS, LAST, BATCHES = TABLES = ("meta", "samples", "keys", "steps", "last", "batches")
 HEADER = b"header"
 
 _ORDINAL = struct.Struct(">Q")
-_BLOCK = struct.Struct(">QQ")
 _STEP = struct.Struct(">QQ")
 _SIGN = 1 << 63
 
@@ -34,9 +43,14 @@ _BYTES_AT_ONCE = 4 << 20
 """What is copied in one read transaction before it is given back."""
 
 
-def block_key(ordinal: int, first: int) -> bytes:
-    """Return the key of a block."""
-    return _BLOCK.pack(ordinal, first)
+def batch_row(number: int, data: bytes) -> Row:
+    """Return the row of a batch."""
+    return BATCHES, _ORDINAL.pack(number), data
+
+
+def last_rows(last: Mapping[int, int]) -> list[Row]:
+    """Return the rows that say which batch is the last one of each sample."""
+    return [(LAST, _ORDINAL.pack(ordinal), _ORDINAL.pack(number)) for ordinal, number in last.items()]
 
 
 def sample_rows(ordinal: int, summary: Summary) -> list[Row]:
@@ -61,6 +75,7 @@ class Segment:
         self._environment = environment
         self.path = environment.path
         self.number = segment_number(environment.path)
+        self._batches = Batches(self._batch)
 
     @classmethod
     def create(cls, path: Path, run: str) -> Segment:
@@ -156,17 +171,18 @@ class Segment:
 
     def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]:
         """Yield a sample's blocks that hold events from `start` on. Raises `LogDamaged`."""
-        prefix = _ORDINAL.pack(ordinal)
-        for key, data in self.rows(BLOCKS, prefix, self._block_with(ordinal, start)):
-            try:
-                block = unpack_block(data)
-            except LogDamaged as error:
-                raise LogDamaged(f"{self.path}: {error}; run `rollout-log verify`") from error
-            if (block.ordinal, block.first) != _BLOCK.unpack(key):
-                raise LogDamaged(
-                    f"{self.path}: the block of sample {ordinal} at {key.hex()} is another sample's"
-                )
-            yield block
+        try:
+            yield from self._batches.blocks(ordinal, self.last([ordinal])[1].get(ordinal, 0), start)
+        except LogDamaged as error:
+            raise LogDamaged(f"{self.path}: {error}; run `rollout-log verify`") from error
+
+    def last(self, ordinals: Iterable[int]) -> tuple[int, dict[int, int]]:
+        """Return the number of the last batch, 0 where there is none, and of the last one of each sample."""
+        with self._environment.read() as transaction:
+            found = {ordinal: _last_of(transaction, self._environment, ordinal) for ordinal in ordinals}
+            with transaction.cursor(db=self._environment.table(BATCHES)) as cursor:
+                number = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+        return number, found
 
     def pieces(self, ordinal: int, start: int = 0) -> Iterator[Piece]:
         """Yield a sample's events from `start` on. Raises `LogDamaged`."""
@@ -198,21 +214,9 @@ class Segment:
                 return
             start = copied[-1][0] + b"\0"
 
-    def _block_with(self, ordinal: int, sequence: int) -> bytes:
-        """Return the key of the last block that begins at or before a sequence."""
-        wanted = block_key(ordinal, sequence)
-        with (
-            self._environment.read() as transaction,
-            transaction.cursor(db=self._environment.table(BLOCKS)) as cursor,
-        ):
-            if cursor.set_range(wanted):
-                if cursor.key() == wanted:
-                    return wanted
-                there = cursor.prev()
-            else:
-                there = cursor.last()
-            found = cursor.key() if there else b""
-        return found if found.startswith(wanted[:8]) else wanted
+    def _batch(self, number: int) -> bytes | None:
+        with self._environment.read() as transaction:
+            return transaction.get(_ORDINAL.pack(number), db=self._environment.table(BATCHES))
 
     def _summary(self, data: bytes) -> Summary:
         try:
@@ -227,6 +231,11 @@ class Snapshot:
     def __init__(self, environment: Environment, transaction: lmdb.Transaction[bytes]) -> None:
         self._environment = environment
         self._transaction = transaction
+        self._batches = Batches(self._batch)
+
+    def blocks(self, ordinal: int) -> Iterator[Block]:
+        """Yield a sample's blocks. Raises `LogDamaged`."""
+        return self._batches.blocks(ordinal, _last_of(self._transaction, self._environment, ordinal))
 
     def rows(self, table: str) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of a table. Raises `LogDamaged` where they are not as many as the table says."""
@@ -241,6 +250,15 @@ class Snapshot:
                 yield row
         if read != told:
             raise LogDamaged(f"{table} says it has {told} rows, and {read} or more can be read")
+
+    def _batch(self, number: int) -> bytes | None:
+        return self._transaction.get(_ORDINAL.pack(number), db=self._environment.table(BATCHES))
+
+
+def _last_of(transaction: lmdb.Transaction[bytes], environment: Environment, ordinal: int) -> int:
+    """Return a sample's last batch, 0 where it has none."""
+    found = transaction.get(_ORDINAL.pack(ordinal), db=environment.table(LAST))
+    return 0 if found is None else int.from_bytes(found, "big")
 
 
 def hash_key(key: bytes) -> bytes:

@@ -41,8 +41,8 @@ class Finding(msgspec.Struct, frozen=True):
 
     path: Path
     what: str
-    """In a word: length, pages, reader, header, hash, table, block, sequence, sample, key, step, segment,
-    marker."""
+    """In a word: length, pages, reader, header, hash, table, batch, last, block, sequence, sample, key, step,
+    segment, marker."""
     detail: str
 
 

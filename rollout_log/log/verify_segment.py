@@ -18,10 +18,11 @@ import lmdb.verify
 import msgspec
 
 from rollout_log.errors import LogDamaged, NotALog, RolloutLogError
-from rollout_log.log.block import unpack_block, writer_identity
+from rollout_log.log.batch import unpack_batch
+from rollout_log.log.block import Block, writer_identity
 from rollout_log.log.directory import SEALED, is_live, segments_of
 from rollout_log.log.environment import check_length
-from rollout_log.log.segment import BLOCKS, KEYS, SAMPLES, STEPS, Segment, Snapshot, sample_rows
+from rollout_log.log.segment import BATCHES, KEYS, LAST, SAMPLES, STEPS, Segment, Snapshot, sample_rows
 from rollout_log.log.summary import Summary, decode_summary
 from rollout_log.log.verify_sealed import walk_sealed
 
@@ -99,6 +100,8 @@ class _Walk:
         """Rows of the indexes that the samples ask for."""
         self.blocks = 0
         self.events = 0
+        self.ranges: dict[int, list[tuple[int, int]]] = {}
+        """The events of each sample, from first to end."""
 
     def findings(self) -> Iterator[dict[str, Any]]:
         yield from self._walk_samples()
@@ -106,7 +109,7 @@ class _Walk:
         yield from self._walk_index(STEPS, "step")
         for table, key in sorted(self.expected):
             yield {"what": table[:-1], "detail": f"row {key.hex()} is missing from {table}"}
-        yield from self._walk_blocks()
+        yield from self._walk_batches()
         yield {"samples": sorted(self.summaries), "blocks": self.blocks, "events": self.events}
 
     def _walk_samples(self) -> Iterator[dict[str, Any]]:
@@ -137,35 +140,58 @@ class _Walk:
                 yield {"what": what, "detail": f"row {key.hex()} is not the key of sample {ordinal}"}
             self.expected.discard((table, key))
 
-    def _walk_blocks(self) -> Iterator[dict[str, Any]]:
-        open_range: tuple[int, int, int] | None = None
-        for key, data in self.tables.rows(BLOCKS):
+    def _walk_batches(self) -> Iterator[dict[str, Any]]:
+        last: dict[int, int] = {}
+        for key, data in self.tables.rows(BATCHES):
+            number = int.from_bytes(key, "big")
             try:
-                block = unpack_block(data)
-                if struct.pack(">QQ", block.ordinal, block.first) != key or block.writer != self.writer:
-                    raise LogDamaged(
-                        f"block {block.first} of sample {block.ordinal} lies where another belongs"
-                    )
-                block.events()
+                batch = unpack_batch(data)
+                if (batch.claim.number, batch.claim.writer) != (number, self.writer):
+                    raise LogDamaged(f"batch {batch.claim.number} lies where another belongs")
             except LogDamaged as error:
-                yield {"what": "block", "detail": f"{error} (key {key.hex()})"}
+                yield {"what": "batch", "detail": f"{error} (key {key.hex()})"}
                 continue
-            if block.ordinal not in self.summaries:
-                yield {"what": "sample", "detail": f"sample {block.ordinal} has blocks and is not in samples"}
-            self.blocks += 1
-            self.events += block.count
-            end = block.first + block.count
-            if open_range is not None and open_range[0] == block.ordinal and open_range[2] == block.first:
-                open_range = (block.ordinal, open_range[1], end)
-            else:
-                yield from _as_line(open_range)
-                open_range = (block.ordinal, block.first, end)
-        yield from _as_line(open_range)
+            places = batch.claim.places()
+            for place in places:
+                before = last.get(place.ordinal, 0)
+                if place.previous not in (before, number):
+                    yield {
+                        "what": "batch",
+                        "detail": f"batch {number} says that sample {place.ordinal} has events in batch "
+                        f"{place.previous} before it, and it has some in {before}",
+                    }
+            last.update((place.ordinal, number) for place in places)
+            for block in batch.blocks():
+                try:
+                    block.events()
+                except LogDamaged as error:
+                    yield {"what": "batch", "detail": f"{error} (key {key.hex()})"}
+                    continue
+                self._note(block)
+        yield from self._walk_last(last)
+        for ordinal, ranges in sorted(self.ranges.items()):
+            if ordinal not in self.summaries:
+                yield {"what": "sample", "detail": f"sample {ordinal} has blocks and is not in samples"}
+            for first, end in ranges:
+                yield {"ordinal": ordinal, "first": first, "end": end}
 
+    def _walk_last(self, last: dict[int, int]) -> Iterator[dict[str, Any]]:
+        for key, data in self.tables.rows(LAST):
+            ordinal, told = int.from_bytes(key, "big"), int.from_bytes(data, "big")
+            if last.pop(ordinal, 0) != told:
+                yield {"what": "last", "detail": f"batch {told} is not the last one of sample {ordinal}"}
+        for ordinal in sorted(last):
+            yield {"what": "last", "detail": f"sample {ordinal} has batches and is not in last"}
 
-def _as_line(of: tuple[int, int, int] | None) -> Iterator[dict[str, Any]]:
-    if of is not None:
-        yield {"ordinal": of[0], "first": of[1], "end": of[2]}
+    def _note(self, block: Block) -> None:
+        """Count a block, and join it to the events of its sample that were there before."""
+        self.blocks += 1
+        self.events += block.count
+        ranges = self.ranges.setdefault(block.ordinal, [])
+        if ranges and ranges[-1][1] == block.first:
+            ranges[-1] = ranges[-1][0], block.first + block.count
+        else:
+            ranges.append((block.first, block.first + block.count))
 
 
 def main(segment: str) -> None:

@@ -11,7 +11,7 @@ import zstandard
 import captures
 from columns.test_damage import DATA, header_of
 from rollout_log.events import Delta, Ended, Opened, Reads, encode_events
-from rollout_log.log.block import pack_blocks
+from rollout_log.log.batch import Packer
 from rollout_log.log.group import Run, pack_group, split_events
 
 
@@ -49,7 +49,10 @@ SEEDS: dict[str, list[bytes]] = {
         b"\x91\x93\x91o\x91\x92\xcb\xff\xff\xff\xff\xff\xff\xff\xff\x91i\x91\x90",  # not a number
         encode_events(EVENTS),
     ],
-    "blocks": [b"RLB1" + bytes(60), *(data for _, data in pack_blocks(bytes(8), 0, 0, EVENTS))],
+    "batches": [
+        b"RLB1" + bytes(60),
+        *(data for _, data in Packer(bytes(8), 2, {0: 1}).pack([(0, 0, len(EVENTS), encode_events(EVENTS))])),
+    ],
     "groups": [
         b64decode(  # an event that is no UTF-8
             "npGTBwAExA6SBJUBAJHEBAABAALCAMQIkgKVAQCQwgDECJIBlQEDkMIAAMQAxDZSTENGAQEAAAAdAAAAHQAAAAAA"

@@ -25,7 +25,8 @@ from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import Opened, decode_events, encode_events
 from rollout_log.fold import Rollout, fold
 from rollout_log.http_server import Handler, serve
-from rollout_log.log.block import HEADER_SIZE, Block, unpack_block
+from rollout_log.log.batch import HEADER_SIZE, Batches, unpack_batch
+from rollout_log.log.block import Block
 from rollout_log.log.group import encode_items
 from rollout_log.log.group_reader import GroupReader
 from rollout_log.record.proxy import Proxy
@@ -77,14 +78,19 @@ def events(data: bytes) -> None:
         view(fold(enumerate([Opened("k"), *found])))
 
 
-def blocks(data: bytes) -> None:
+def batches(data: bytes) -> None:
     """As they are, and with a checksum that holds."""
-    body = data[HEADER_SIZE - 4 :]
-    head = data[: HEADER_SIZE - 4].ljust(HEADER_SIZE - 4, b"\0")
-    sound = head[:-4] + struct.pack(">I", len(body))
-    for block in (data, sound + struct.pack(">I", zlib.crc32(body, zlib.crc32(sound))) + body):
+    rest, head = data[HEADER_SIZE:], data[: HEADER_SIZE - 4].ljust(HEADER_SIZE - 4, b"\0")
+    for packed in (data, head + struct.pack(">I", zlib.crc32(rest, zlib.crc32(head))) + rest):
         with contextlib.suppress(LogDamaged):
-            unpack_block(block).events()
+            found = unpack_batch(packed)
+            for block in found.blocks():
+                block.events()
+            list(
+                Batches({found.claim.number: packed}.get).blocks(
+                    found.claim.places()[0].ordinal, found.claim.number
+                )
+            )
 
 
 def groups(data: bytes) -> None:
@@ -194,5 +200,5 @@ def _recorded() -> MemoryLog:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (sse, dialects, requests, events, blocks, groups, fixtures, columns, http, engine)
+    for target in (sse, dialects, requests, events, batches, groups, fixtures, columns, http, engine)
 }

@@ -164,14 +164,15 @@ EXPANDING = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 from rollout_log.errors import RolloutLogError
-from rollout_log.log.block import _HEADER, _CHECKSUM, MAGIC, unpack_block
+from rollout_log.log.batch import _CHECKSUM, _HEADER, _PLACE, MAGIC, unpack_batch
 from rollout_log.sources import open_source
 import zlib
 try:
-    if sys.argv[1] == "block":
-        stored = open(sys.argv[2], "rb").read()
-        head = _HEADER.pack(MAGIC, 1, 1, 0, b"12345678", 0, 0, 1, int(sys.argv[3]), len(stored))
-        unpack_block(head + _CHECKSUM.pack(zlib.crc32(stored, zlib.crc32(head))) + stored)
+    if sys.argv[1] == "batch":
+        stored, claims = open(sys.argv[2], "rb").read(), int(sys.argv[3])
+        head = _HEADER.pack(MAGIC, 1, 1, 0, b"12345678", 1, 1, claims, len(stored))
+        rest = _PLACE.pack(0, 0, 0, 1, claims) + stored
+        unpack_batch(head + _CHECKSUM.pack(zlib.crc32(rest, zlib.crc32(head))) + rest)
     else:
         open_source(sys.argv[2])
 except RolloutLogError as error:
@@ -189,21 +190,21 @@ def zeros(total: int) -> bytes:
     return b"".join([*(compressor.compress(piece) for _ in range(total >> 24)), compressor.flush()])
 
 
-def test_a_frame_that_tells_another_size_than_its_block_is_not_expanded(tmp_path):
+def test_a_frame_that_tells_another_size_than_its_batch_is_not_expanded(tmp_path):
     file = tmp_path / "frame"
     file.write_bytes(zstandard.compress(bytes(1 << 30)))
     done = subprocess.run(
-        [sys.executable, "-c", EXPANDING, "block", file, "1000"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", EXPANDING, "batch", file, "1000"], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.returncode) == ("LogDamaged\n", 0), done.stderr[-500:]
 
 
 @pytest.mark.parametrize("claims", ["1000", "4294967295"])
-def test_a_block_expands_to_what_its_header_says_and_no_further(claims, tmp_path):
+def test_a_batch_expands_to_what_its_header_says_and_no_further(claims, tmp_path):
     file = tmp_path / "frame"
     file.write_bytes(zeros(2 << 30))
     done = subprocess.run(
-        [sys.executable, "-c", EXPANDING, "block", file, claims], capture_output=True, text=True, check=False
+        [sys.executable, "-c", EXPANDING, "batch", file, claims], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.returncode) == ("LogDamaged\n", 0), done.stderr[-500:]
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,7 @@ async def test_a_thousand_kills(tmp_path, batch):
 
 COMMITTING = """
 import asyncio, json, os, random, sys
+from hashlib import sha256
 from rollout_log.events import Delta, Opened
 from rollout_log.log import Log
 from rollout_log.log.committer import Committer
@@ -120,8 +122,8 @@ write, number = Committer.write, 0
 def telling(self, rows):
     global number
     number += 1
-    keys = [key.hex() for table, key, _ in rows if table == "blocks"]
-    os.write(1, (json.dumps([number, keys]) + "\\n").encode())
+    batches = [sha256(data).hexdigest() for table, _, data in rows if table == "batches"]
+    os.write(1, (json.dumps([number, batches]) + "\\n").encode())
     size = write(self, rows)
     os.write(1, (json.dumps([number, None]) + "\\n").encode())
     return size
@@ -158,11 +160,11 @@ def kill_in_commits(log: Path, seed: int) -> tuple[int, int]:
         assert writer.stdout is not None
         last = chance.randrange(1, 400)
         for line in writer.stdout:
-            number, keys = json.loads(line)
-            if keys is None:
+            number, batches = json.loads(line)
+            if batches is None:
                 done = number
             else:
-                begun[number] = set(keys)
+                begun[number] = set(batches)
             if number >= last and writer.poll() is None:
                 if chance.random() < 0.5:
                     time.sleep(0.002 * chance.random())
@@ -170,7 +172,8 @@ def kill_in_commits(log: Path, seed: int) -> tuple[int, int]:
     assert writer.returncode == -signal.SIGKILL
     with LogReader.open(log) as reader:
         (folder,) = reader._folders()
-        found = {key.hex() for segment in reader._of(folder) for key, _ in segment.rows("blocks")}
+        rows = (row for segment in reader._of(folder) for row in segment.rows("batches"))
+        found = {sha256(data).hexdigest() for _, data in rows}
     so_far: set[str] = set()
     for number in range(max(begun, default=0) + 1):
         so_far |= begun.get(number, set())
@@ -195,7 +198,7 @@ from rollout_log.log import LogReader
 with LogReader.open(sys.argv[1]) as reader:
     segment = reader._of(next(reader._folders()))[0]
     with segment.snapshot() as snapshot:
-        rows = snapshot.rows("blocks")
+        rows = snapshot.rows("batches")
         next(rows)
         print("reading", flush=True)
         sys.stdin.read()

@@ -93,7 +93,7 @@ def test_one_state_that_is_held_costs_pages_until_it_is_let_go(tmp_path):
         (segment,) = reader._of(next(reader._folders()))
         with segment.snapshot() as snapshot:
             writing.commit(100)
-            assert sum(1 for _ in snapshot.rows("blocks")) == 1
+            assert sum(1 for _ in snapshot.rows("batches")) == 1
         held = writing.size()
         assert held < 100 * (40 << 10)
         writing.commit(100)

@@ -9,7 +9,7 @@ import pytest
 
 from recorded import Writer, frame
 from rollout_log.log import LogReader
-from rollout_log.log.block import MAGIC
+from rollout_log.log.batch import MAGIC
 from rollout_log.log.directory import claim_folder, release_folder, writers_of
 from rollout_log.log.keeper import Done
 from rollout_log.log.retention import Pruned
@@ -38,7 +38,7 @@ def content_of(path):
 def test_seal(log, call):
     before = content_of(log)
     promised = call("stats", log, "--json").json
-    assert promised["sealed_bytes"] * 2 < promised["block_bytes"]
+    assert promised["sealed_bytes"] < promised["block_bytes"]
     result = call("seal", log, "--json")
     done = [msgspec.convert(line, Done) for line in result.json_lines]
     assert (result.code, [each.what for each in done]) == (0, ["sealed", "sealed"])
@@ -122,25 +122,26 @@ def test_recover_of_a_whole_log_is_a_copy(log, tmp_path, call):
 
 @pytest.fixture
 def two(tmp_path):
-    """Two samples in blocks of 3, 5, 5 and 5 events: what opens them, then frames of two tokens."""
+    """Two samples in turn, in batches of 3, 5, 5 and 5 events: what opens them, then frames of two tokens."""
     with Writer(tmp_path / "log", window_ms=3_600_000, seal=False) as writer:
-        exchanges = [writer.request(key, step=1, how=None) for key in ("first", "middle")]
-        for start in (10, 20, 30):
+        exchanges = []
+        for key in ("first", "middle"):
+            exchanges.append(writer.request(key, step=1, how=None))
             writer.log.flush_sync()
+        for start in (10, 20, 30):
             for exchange in exchanges:
                 exchange.feed(b"".join(frame(start + i, start + i + 1) for i in range(0, 10, 2)))
-        writer.log.flush_sync()
+                writer.log.flush_sync()
     return tmp_path / "log"
 
 
 def test_recover_counts_what_is_lost_and_marks_it(two, tmp_path, call):
     (segment,) = two.glob("*/*.rlog")
     data = bytearray(segment.read_bytes())
-    for ordinal, first in ((0, 0), (1, 8)):  # the beginning of one, the middle of the other
-        key = struct.pack(">QQ", ordinal, first)
+    for number in (1, 6):  # the beginning of one, the middle of the other
         for at in range(len(data)):
-            if data.startswith(MAGIC, at) and data[at + 16 : at + 32] == key:
-                data[at + 60] ^= 1
+            if data.startswith(MAGIC, at) and data[at + 16 : at + 24] == struct.pack(">Q", number):
+                data[at + 80] ^= 1
     segment.write_bytes(data)
     result = call("recover", two, tmp_path / "new", "--json")
     found = msgspec.convert(result.json, Recovery)

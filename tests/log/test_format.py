@@ -8,7 +8,7 @@ import msgspec
 
 from rollout_log import events
 from rollout_log.log import Summary, chunk, group, retention, sealed
-from rollout_log.log.block import _CHECKSUM, _HEADER
+from rollout_log.log.batch import _CHECKSUM, _HEADER, _PLACE, Place
 
 
 def test_the_events_and_their_fields_are_those_of_the_document(root):
@@ -36,12 +36,20 @@ def test_the_summary_is_that_of_the_document(root):
     )
 
 
-def test_the_header_of_a_block_is_that_of_the_document(root):
-    text = (root / "docs/format.md").read_text().split("## Block")[1]
+def test_the_header_of_a_batch_is_that_of_the_document(root):
+    text = (root / "docs/format.md").read_text().split("## Batch")[1].split("A line of the directory")[0]
     sizes = [int(size) for size in re.findall(r"^\| \d+ \| (\d+) \|", text, re.MULTILINE)]
     offsets = [int(offset) for offset in re.findall(r"^\| (\d+) \| \d* ?\|", text, re.MULTILINE)]
     assert offsets == [sum(sizes[:at]) for at in range(len(offsets))]
     assert sum(sizes) == _HEADER.size + _CHECKSUM.size == offsets[-1]
+
+
+def test_a_line_of_the_directory_is_that_of_the_document(root):
+    text = (root / "docs/format.md").read_text().split("A line of the directory")[1].split("## Events")[0]
+    rows = re.findall(r"^\| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    sizes = [int(size) for _, size in rows]
+    assert [int(offset) for offset, _ in rows] == [sum(sizes[:at]) for at in range(len(rows))]
+    assert (sum(sizes), len(rows)) == (_PLACE.size, len(Place._fields))
 
 
 def test_the_header_of_a_chunk_is_that_of_the_document(root):

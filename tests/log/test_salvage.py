@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from rollout_log.errors import LogNotFound, NotALog
 from rollout_log.events import Delta, Opened
 from rollout_log.log import Log, LogReader, Summary, salvage, sealing
-from rollout_log.log.block import MAGIC
+from rollout_log.log.batch import MAGIC
 from rollout_log.log.directory import MARKER, segments_of, writers_of
 from rollout_log.log.keeper import Plan
 from rollout_log.log.keeping import keep
@@ -23,7 +24,7 @@ PAGE = 4096
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A log of two segments, with blocks in pages and blocks over many pages."""
+    """A log of two segments, with batches in pages and batches over many pages."""
     path = tmp_path_factory.mktemp("salvage") / "log"
     log = Log.open(path, window_ms=3_600_000, seal=False)
     samples = []
@@ -77,16 +78,16 @@ def test_everything_comes_out_of_a_whole_log(log_copy, whole, monkeypatch):
     assert events == before
     assert (found.broken, found.unreadable) == (0, 0)
     monkeypatch.setattr(salvage, "WINDOW", 1000)
-    assert salvaged(log_copy)[0] == before, "a block may lie over the end of a window"
+    assert salvaged(log_copy)[0] == before, "a batch may lie over the end of a window"
 
 
-def test_a_header_that_lmdb_wrote_over_is_no_broken_block(whole, path):
+def test_a_header_that_lmdb_wrote_over_is_no_broken_batch(whole, path):
     shutil.copytree(whole, path)
     segment = segments(path)[0]
     data = segment.read_bytes()
     at = data.index(MAGIC)
     with segment.open("ab") as file:
-        file.write(data[at : at + 24] + bytes([1] * 8) + bytes(PAGE - 32))  # its sample stands
+        file.write(data[at : at + 40] + bytes([1] * 8) + bytes(PAGE - 48))  # its header stands
     events, found = salvaged(path)
     assert found.broken == 0
     assert events == content_of(whole)
@@ -117,8 +118,11 @@ def test_lmdbs_own_pages_are_not_needed(whole, path):
     for segment in segments(path):
         data = bytearray(segment.read_bytes())
         data[: 2 * PAGE] = bytes(2 * PAGE)  # the meta pages
-        for page in range(2 * PAGE, len(data), PAGE):
-            data[page : page + 16] = bytes(16)  # every page's header, where no block begins
+        at = 2 * PAGE
+        while at < len(data):  # every page's header; of those that one value fills, the first has one
+            flags, several = struct.unpack_from("=HI", data, at + 10)
+            data[at : at + 16] = bytes(16)
+            at += PAGE * (several if flags & 4 else 1)
         segment.write_bytes(data)
     assert salvaged(path)[0] == content_of(whole)
 

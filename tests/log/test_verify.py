@@ -10,9 +10,9 @@ import lmdb
 import pytest
 
 from rollout_log.errors import LogDamaged, LogNotFound, NotALog, RolloutLogError
-from rollout_log.events import Delta, Opened
+from rollout_log.events import Delta, Opened, encode_events
 from rollout_log.log import Log, LogReader
-from rollout_log.log.block import HEADER_SIZE, MAGIC, pack_blocks, unpack_block
+from rollout_log.log.batch import HEADER_SIZE, MAGIC, Packer, size_of, unpack_batch
 from rollout_log.log.directory import MARKER, segments_of
 from rollout_log.log.verify import verify
 
@@ -21,7 +21,7 @@ PAGE = 4096
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A log of two segments, with small blocks and large ones."""
+    """A log of two segments, with small batches and large ones."""
     path = tmp_path_factory.mktemp("verify") / "log"
     log = Log.open(path, window_ms=3_600_000)
     samples = []
@@ -121,22 +121,21 @@ def test_a_zeroed_page_is_found_wherever_it_is(whole, path):
     assert damaged >= 4
 
 
-def test_flipped_bits_are_found_in_the_content_of_a_block(log_copy):
+def test_flipped_bits_are_found_in_the_content_of_a_batch(log_copy):
     segment = segment_of(log_copy)
     data = bytearray(segment.read_bytes())
     places = [at for at in range(len(data)) if data.startswith(MAGIC, at)]
     broken = 0
-    for at in random.Random(2).sample(places, 20):
-        stored = struct.unpack_from(">I", data, at + HEADER_SIZE - 8)[0]
-        data[at + HEADER_SIZE + stored // 2] ^= 0x10
+    for at in places[::3]:
+        data[at + (HEADER_SIZE + size_of(data[at : at + HEADER_SIZE])) // 2] ^= 0x10
         broken += 1
     segment.write_bytes(data)
     report = verify(log_copy)
-    found = [finding for finding in report.damage if finding.what == "block"]
+    found = [finding for finding in report.damage if "checksum" in finding.detail]
     assert 0 < len(found) <= broken
-    assert all("checksum" in finding.detail for finding in found)
-    assert report.blocks == 150 - len(found)
-    assert "sequence" in whats(report), "what a broken block held is missing from its sample"
+    assert {finding.what for finding in found} == {"batch"}
+    assert 0 < report.blocks < 150
+    assert "sequence" in whats(report), "what a broken batch held is missing from its samples"
 
 
 def test_random_flips_anywhere_never_end_in_a_signal_or_a_traceback(whole, path):
@@ -182,39 +181,76 @@ def test_a_missing_row_and_a_row_too_many_are_found(log_copy):
     report = verify(log_copy)
     assert whats(report) == {"sample"}
     assert "sample 4 has blocks and is not in samples" in report.damage[0].detail
-    edit(segment, b"blocks", drop(ordinal))
-    assert verify(log_copy).damage == []
+
+
+def repack(segment, number, change):
+    """Let `change(blocks)` return other blocks for a batch, which is packed again as a writer would."""
+
+    def put(transaction, handle):
+        key = struct.pack(">Q", number)
+        before = unpack_batch(transaction.get(key, db=handle))
+        blocks = [(block.ordinal, block.first, block.count, block.payload) for block in before.blocks()]
+        last = {place.ordinal: place.previous for place in before.claim.places()}
+        ((_, data),) = Packer(before.claim.writer, number, last).pack(change(blocks))
+        transaction.put(key, data, db=handle)
+
+    edit(segment, b"batches", put)
+
+
+def details(path):
+    return [f"{finding.what}: {finding.detail}" for finding in verify(path).damage]
+
+
+def test_rows_of_no_sample_are_found(log_copy):
+    segment = segment_of(log_copy, 1)
     edit(segment, b"steps", lambda transaction, handle: transaction.put(b"\0" * 15 + b"\1", b"", db=handle))
-    edit(segment, b"keys", lambda transaction, handle: transaction.put(b"\1" * 16 + ordinal, b"x", db=handle))
+    other = b"\1" * 16 + struct.pack(">Q", 4)
+    edit(segment, b"keys", lambda transaction, handle: transaction.put(other, b"x", db=handle))
     assert whats(verify(log_copy)) == {"step", "key"}
 
 
 def test_missing_and_doubled_events_are_found(log_copy):
+    second = segment_of(log_copy, 1)
+    repack(second, 1, lambda blocks: [block for block in blocks if block[0] != 8])
+    assert "last: batch 1 is not the last one of sample 8" in details(log_copy)
+    third = [Delta(0, b"more")]
+    again = encode_events([*third, *third])
+    repack(second, 1, lambda blocks: [*blocks, (10, 2, 2, again)])
+    assert "sequence: sample 10 has events 2 to 2 twice" in details(log_copy)
+
+
+def test_a_batch_that_is_gone_is_found_and_by_whom_it_is_missed(log_copy):
     first = segment_of(log_copy)
-    edit(
-        first, b"blocks", lambda transaction, handle: transaction.delete(struct.pack(">QQ", 8, 1), db=handle)
-    )
-    (finding,) = verify(log_copy).damage
-    assert (finding.what, finding.detail) == ("sequence", "sample 8 lacks events 1 to 1")
-
-    def double(transaction, handle):
-        block = unpack_block(transaction.get(struct.pack(">QQ", 10, 1), db=handle))
-        ((_, data),) = pack_blocks(block.writer, 10, 0, [*block.events(), *block.events()])
-        transaction.put(struct.pack(">QQ", 10, 0), data, db=handle)
-
-    edit(first, b"blocks", double)
-    assert "sample 10 has events 1 to 1 twice" in [finding.detail for finding in verify(log_copy).damage]
+    edit(first, b"batches", lambda transaction, handle: transaction.delete(struct.pack(">Q", 1), db=handle))
+    found = details(log_copy)
+    assert "sequence: sample 8 lacks events 0 to 0" in found
+    assert any("sample 8 has events in batch 1 before it, and it has some in 0" in each for each in found)
+    with LogReader.open(log_copy) as reader, pytest.raises(LogDamaged, match="batch 1 is missing"):
+        list(reader.events(reader.find("key-8")))
 
 
-def test_a_block_in_anothers_place_is_found(log_copy):
+def test_a_batch_in_anothers_place_is_found(log_copy):
     def swap(transaction, handle):
-        data = transaction.get(struct.pack(">QQ", 3, 1), db=handle)
-        transaction.put(struct.pack(">QQ", 5, 1), data, db=handle)
+        data = transaction.get(struct.pack(">Q", 1), db=handle)
+        transaction.put(struct.pack(">Q", 2), data, db=handle)
 
-    edit(segment_of(log_copy), b"blocks", swap)
-    assert whats(verify(log_copy)) == {"block"}
-    with LogReader.open(log_copy) as reader, pytest.raises(LogDamaged, match="another sample's"):
-        list(reader.events(reader.find("key-5")))
+    edit(segment_of(log_copy), b"batches", swap)
+    found = details(log_copy)
+    assert any(each.startswith("batch: batch 1 lies where another belongs") for each in found)
+    with (
+        LogReader.open(log_copy) as reader,
+        pytest.raises(LogDamaged, match="batch 2"),
+    ):
+        list(reader.events(reader.find("key-0")))
+
+
+def test_rows_that_lead_to_another_batch_or_to_none_are_found(log_copy):
+    segment = segment_of(log_copy, 1)
+    key = struct.pack(">Q", 4)
+    edit(segment, b"last", lambda transaction, handle: transaction.put(key, struct.pack(">Q", 9), db=handle))
+    assert details(log_copy) == ["last: batch 9 is not the last one of sample 4"]
+    edit(segment, b"last", lambda transaction, handle: transaction.delete(key, db=handle))
+    assert details(log_copy) == ["last: sample 4 has batches and is not in last"]
 
 
 def test_a_damaged_marker_hides_nothing_else(log_copy):
