@@ -106,7 +106,7 @@ class Exchange:
                 deltas = []
         if deltas:
             self._add_deltas(deltas)
-        if splitter is not None and len(self._sizes) >= _READS_PER_EVENT:
+        while splitter is not None and len(self._sizes) >= _READS_PER_EVENT:
             self._add([self._reads()])
 
     def end(self, how: End, detail: str | None = None) -> None:
@@ -136,14 +136,16 @@ class Exchange:
         elif self._body:
             self._add([Body(self.number, b"".join(self._body), now)])
             self._body = []
-        events: list[Event] = [self._reads()] if self._sizes else []
+        events: list[Event] = []
+        while self._sizes:
+            events.append(self._reads())
         events.append(Ended(self.number, how, detail, now))
         self._conclude(events)
 
     def _reads(self) -> Reads:
-        reads = Reads(self.number, self._sizes, self._times)
-        self._sizes, self._times = [], []
-        return reads
+        sizes, self._sizes = self._sizes[:_READS_PER_EVENT], self._sizes[_READS_PER_EVENT:]
+        times, self._times = self._times[:_READS_PER_EVENT], self._times[_READS_PER_EVENT:]
+        return Reads(self.number, sizes, times)
 
     def _add(self, events: Sequence[Event]) -> None:
         """Hand events to the log and fold them; in this order, so that a refusal knows what was there."""

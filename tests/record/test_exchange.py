@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 from unittest.mock import patch
@@ -87,3 +88,11 @@ def test_what_is_elided_is_taken_from_the_reads_it_came_in(parts):
     assert reads.sizes[-1] == len(after)
     assert sum(reads.sizes) == sum(len(b"data: %b\n\n" % delta.data) for delta in deltas)
     assert [*deltas, reads] == recorded([[before], *([piece] for piece in pieces), [after]])
+
+
+def test_reads_are_written_in_the_same_stretches_however_they_are_taken_in():
+    chunks = [STREAM[at : at + 1] for at in range(1200)]
+    events = recorded([chunks])
+    assert [len(event.sizes) for event in events if isinstance(event, Reads)] == [512, 512, 176]
+    counts = Counter(map(type, events))
+    assert counts == Counter(map(type, recorded([[chunk] for chunk in chunks])))
