@@ -34,8 +34,8 @@ WINDOW_MS = 1000
 ENDS = (0, 20)
 """Request ends a second. With some hundred httpx's pool of connections takes a core for itself: for each
 request it looks at all connections for each idle one."""
-TURN_S = 0.8
-SETTLE_S = 1.1
+TURN_S = 1.0
+SETTLE_S = 1.6
 """Before a turn counts: the window of a log that the turn before filled, and its commit."""
 TURNS = 5
 KINDS = ("drain", "off", "on")
