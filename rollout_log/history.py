@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rollout_log.problems import Problem
+from rollout_log.problems import Problem, count_codes
 from rollout_log.request import Request
 
 __all__ = ["History"]
@@ -52,7 +52,7 @@ class History(msgspec.Struct):
     def note(self, found: Problem) -> None:
         """Keep a problem for good."""
         self.problems.append(found)
-        self.counts[found.code] = self.counts.get(found.code, 0) + 1
+        count_codes(self.counts, (found,))
 
     def copy(self) -> History:
         """Return a copy that moves on apart from this one."""

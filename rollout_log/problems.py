@@ -5,11 +5,12 @@ One table: `verify` fails on errors only, `show` prints the meaning beside each 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
 
-__all__ = ["PROBLEMS", "Meaning", "Problem", "Severity", "problem"]
+__all__ = ["PROBLEMS", "Meaning", "Problem", "Severity", "count_codes", "problem"]
 
 Severity = Literal["info", "warning", "error"]
 
@@ -82,3 +83,9 @@ class Problem(msgspec.Struct, frozen=True):
 def problem(code: str, request: int | None, position: int | None, message: str) -> Problem:
     """Make a problem with the severity its code has."""
     return Problem(code, PROBLEMS[code].severity, request, position, message)
+
+
+def count_codes(counts: dict[str, int], problems: Iterable[Problem]) -> None:
+    """Add problems to counts by code."""
+    for each in problems:
+        counts[each.code] = counts.get(each.code, 0) + 1

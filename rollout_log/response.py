@@ -7,7 +7,6 @@ weights) is kept as stretches, so that extending costs the same whether a frame 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 
@@ -15,7 +14,7 @@ import msgspec
 
 from rollout_log.counting import several
 from rollout_log.engines import VersionSpan
-from rollout_log.problems import Problem, problem
+from rollout_log.problems import Problem, count_codes, problem
 from rollout_log.versions import number_of
 
 __all__ = ["Choice", "Origin", "Run", "Settled"]
@@ -192,10 +191,9 @@ class Choice(msgspec.Struct):
 
     def settle(self, wants_logprobs: Collection[int], dispatched: dict[int, str]) -> None:
         """A new request begins: judge what is new for good."""
-        settled, problems = self.settled, self._new_problems(wants_logprobs, dispatched)
-        for each in problems:
-            settled.problems.append(each)
-            settled.counts[each.code] = settled.counts.get(each.code, 0) + 1
+        settled, problems = self.settled, list(self._new_problems(wants_logprobs, dispatched))
+        settled.problems += problems
+        count_codes(settled.counts, problems)
         settled.versions = self.versions(dispatched)
         settled.length, settled.runs = len(self.token_ids), len(self.runs)
         settled.told, settled.absent = len(self.told), len(self.absent)
@@ -212,10 +210,10 @@ class Choice(msgspec.Struct):
         """Return what is wrong with the tokens that are there now."""
         return [*self.settled.problems, *self._new_problems(wants_logprobs, dispatched)]
 
-    def count_problems(self, wants_logprobs: Collection[int], dispatched: dict[int, str]) -> Counter[str]:
+    def count_problems(self, wants_logprobs: Collection[int], dispatched: dict[int, str]) -> dict[str, int]:
         """Count the same by code, looking at what is new alone."""
-        counts = Counter(self.settled.counts)
-        counts.update(each.code for each in self._new_problems(wants_logprobs, dispatched))
+        counts = self.settled.counts.copy()
+        count_codes(counts, self._new_problems(wants_logprobs, dispatched))
         return counts
 
     def _new_spans(self, dispatched: dict[int, str]) -> list[VersionSpan]:

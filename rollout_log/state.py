@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +10,7 @@ from rollout_log.counting import several
 from rollout_log.engines import Dialect, dialect_named
 from rollout_log.events import Closed, Marked, Opened
 from rollout_log.history import History
-from rollout_log.problems import Problem, problem
+from rollout_log.problems import Problem, count_codes, problem
 from rollout_log.request import Outcome, Request, Status
 from rollout_log.response import Choice
 
@@ -115,15 +114,16 @@ class State:
             found += choice.problems(self.history.wanting, self.dispatched)
         return found
 
-    def count_problems(self) -> Counter[str]:
+    def count_problems(self) -> dict[str, int]:
         """Count the same by code, looking at what the latest request brought alone."""
-        counts = Counter(self.history.counts)
+        counts = self.history.counts.copy()
         if self.history.late:
             counts["late_delta"] = self.history.late
         if self.request is not None:
-            counts.update(each.code for each in self.request.problems(self.choices.values()))
+            count_codes(counts, self.request.problems(self.choices.values()))
         for choice in self.choices.values():
-            counts += choice.count_problems(self.history.wanting, self.dispatched)
+            for code, count in choice.count_problems(self.history.wanting, self.dispatched).items():
+                counts[code] = counts.get(code, 0) + count
         return counts
 
     @property

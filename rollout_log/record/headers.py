@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 __all__ = ["BASE_HEADER", "KEY_HEADER", "safe_headers", "safe_url"]
@@ -25,6 +26,7 @@ def safe_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(name.lower(), value) for name, value in headers if not _SECRET.search(name)]
 
 
+@lru_cache(maxsize=256)
 def safe_url(url: str) -> str:
     """Return a URL as recorded: no user, no password, secret-looking query values redacted."""
     try:

@@ -179,7 +179,9 @@ class LiveSample:
 
     def _create(self, log: Log) -> None:
         self._ordinal, self._written, self._pid = log.create(self.opened), 0, os.getpid()
-        if not log.append(self._ordinal, 0, [self.opened], summarize(self.rollout)):
+        # Of a new one the log makes the summary itself, and the first request brings the next.
+        summary = summarize(self.rollout) if self.rollout.length else None
+        if not log.append(self._ordinal, 0, [self.opened], summary):
             self._ordinal = None
             self._unrecorded_from = 0
             return

@@ -31,7 +31,7 @@ def summarize(rollout: Rollout) -> Summary:
         events=rollout.events,
         opened_unix_ns=opened.opened_unix_ns if opened else 0,
         updated_unix_ns=time.time_ns(),
-        problems=dict(problems),
+        problems=problems,
         errors=sum(count for code, count in problems.items() if PROBLEMS[code].severity == "error"),
         retries=history.retries.copy(),
         resumes=history.resumes,
