@@ -134,8 +134,8 @@ def pulse() -> Pulse:
     found = _pulses.get(loop)
     if found is None:
         for other in list(_pulses):
-            if other.is_closed():
-                _pulses.pop(other, None)
+            if other.is_closed() and (left := _pulses.pop(other, None)) is not None:
+                left.flush()  # it has no beats any more
         found = _pulses[loop] = Pulse(loop)
     return found
 

@@ -249,6 +249,19 @@ def test_each_loop_has_its_own_and_a_closed_one_leaves_nothing():
     assert [loop() for loop in gone] == [None, None]
 
 
+def test_what_waited_in_a_loop_that_was_closed_is_done_before_another_loop_beats():
+    done: list[str] = []
+
+    async def begin(name: str) -> None:
+        pulse().soon(lambda: done.append(name))
+
+    asyncio.run(begin("first"))
+    asyncio.run(begin("second"))
+    assert done == ["first"]
+    before_end()
+    assert done == ["first", "second"]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_what_waits_is_not_done_in_the_child_of_a_fork():
     done: list[str] = []
