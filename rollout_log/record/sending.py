@@ -22,6 +22,8 @@ __all__ = ["encode", "is_finished", "send"]
 
 _LINGER_S = 10.0
 """How long the usage frame and `[DONE]` may take once the finish has come."""
+_NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends the process or gives up a task; all else that a caller's function raises ends its call alone."""
 
 
 async def send(
@@ -59,7 +61,9 @@ async def send(
         exchange.end("timeout", _name(error))
     except httpx.TransportError as error:
         exchange.end("reset", _name(error))
-    except Exception as error:
+    except _NOT_OURS:
+        raise
+    except BaseException as error:
         exchange.end("reset", _name(error))
         raise
     finally:
@@ -88,8 +92,8 @@ class _Sending:
         self._stops = call.stopper()
         self._behind = False
         """Whether something was read that is not taken in; it will be at the next beat."""
-        self.error: Exception | None = None
-        """What taking it in has raised, which ends the call."""
+        self.error: BaseException | None = None
+        """What taking it in has raised, which ends the call; never what ends the process."""
         self.watchdog = Watchdog(stall_s, healthy=self._is_healthy, stop=self._stops and self._has_to_stop)
 
     async def run(self) -> None:
@@ -134,7 +138,9 @@ class _Sending:
             self._exchange.take()
             if self._call.on_read is not None:
                 self._call.on_read(self._rollout)
-        except Exception as error:
+        except _NOT_OURS:
+            raise
+        except BaseException as error:
             self.error = self.error or error
             raise
         if is_finished(self._rollout):
@@ -144,14 +150,18 @@ class _Sending:
         """As `take`, where nobody waits for it: what it raises ends the call."""
         try:
             self.take()
-        except Exception:
+        except _NOT_OURS:
+            raise
+        except BaseException:
             self.watchdog.fire("failed")
 
     def _has_to_stop(self) -> bool:
         """As the caller says; where it cannot say, what it raises ends the call."""
         try:
             return self._stops is not None and self._stops()
-        except Exception as error:
+        except _NOT_OURS:
+            raise
+        except BaseException as error:
             self.error = error
             return True
 

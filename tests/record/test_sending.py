@@ -178,14 +178,15 @@ async def test_a_strict_log_that_fails_at_a_cancel_fails_the_call(tmp_path, monk
         await streaming(stream, log, fail)
 
 
+@pytest.mark.parametrize("error", [LookupError, pytest.fail.Exception])
 @pytest.mark.parametrize("name", ["on_read", "on_chunk", "should_stop"])
-async def test_what_a_callers_function_raises_ends_its_call_and_no_other(name, caplog):
+async def test_what_a_callers_function_raises_ends_its_call_and_no_other(name, error, caplog):
     """Even where the stream that it was called for says nothing more."""
     raising = asyncio.Event()
 
     def failing(*_: object) -> bool:
         if raising.is_set():
-            raise LookupError("no such field")
+            raise error("no such field")
         return False
 
     second = RawStream(body=frame(21) + frame(22, finish="stop"), reads=[len(frame(21))], delay=5 * BEAT_S)
@@ -198,7 +199,7 @@ async def test_what_a_callers_function_raises_ends_its_call_and_no_other(name, c
         if name == "should_stop":
             await call.read.wait()
         raising.set()
-        assert isinstance(await error_of(failed), LookupError)
+        assert isinstance(await error_of(failed), error)
         assert not call.recorder.samples.get("k").busy
         assert (await other).choice().token_ids == [21, 22]
     assert caplog.records == []
