@@ -27,6 +27,7 @@ __all__ = [
     "Claim",
     "Packer",
     "Place",
+    "claim_size_of",
     "read_claim",
     "size_of",
     "unpack_batch",
@@ -105,7 +106,7 @@ class Claim(NamedTuple):
             if at % _PLACE.size == 0:
                 start = _END.unpack_from(lines, at - _END.size)[0] if at else 0
                 yield start, Place._make(_PLACE.unpack_from(lines, at))
-            at = lines.find(wanted, at + 1)
+            at = lines.find(wanted, at - at % _PLACE.size + _PLACE.size)
 
 
 class Batch:
@@ -260,13 +261,18 @@ def _zstd() -> tuple[zstandard.ZstdCompressor, zstandard.ZstdDecompressor]:
 def size_of(head: bytes) -> int:
     """Return how long the batch says it is that begins with these bytes. Raises `LogDamaged`."""
     header = _read_header(head)
-    return HEADER_SIZE + header.blocks * _PLACE.size + header.stored
+    return _end_of_directory(header) + header.stored
+
+
+def claim_size_of(head: bytes) -> int:
+    """Return how much of it `read_claim` needs. Raises `LogDamaged`."""
+    return _end_of_directory(_read_header(head))
 
 
 def read_claim(data: bytes) -> Claim:
     """Return what a batch says of itself, unchecked; its events need not be there. Raises `LogDamaged`."""
     header = _read_header(data)
-    end = HEADER_SIZE + header.blocks * _PLACE.size
+    end = _end_of_directory(header)
     if len(data) < end:
         raise LogDamaged(f"batch {header.number} ends within its directory")
     return Claim(header.writer, header.number, data[HEADER_SIZE:end], end + header.stored)
@@ -302,6 +308,10 @@ def _decompress(data: bytes, size: int, name: str) -> bytes:
         return _zstd()[1].decompress(data, max_output_size=size)
     except zstandard.ZstdError as error:
         raise LogDamaged(f"{name} does not decompress: {error}") from error
+
+
+def _end_of_directory(header: _Header) -> int:
+    return HEADER_SIZE + header.blocks * _PLACE.size
 
 
 def _read_header(data: bytes) -> _Header:

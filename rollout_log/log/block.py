@@ -17,7 +17,17 @@ from rollout_log.events import Closed, Event, Marked, Opened, decode_events, enc
 if TYPE_CHECKING:
     from rollout_log.stretch import Stretch
 
-__all__ = ["COLUMNS", "RAW", "ZSTD", "Block", "Piece", "encode_blocks", "pieces_of", "writer_identity"]
+__all__ = [
+    "COLUMNS",
+    "RAW",
+    "SPLIT_AT",
+    "ZSTD",
+    "Block",
+    "Piece",
+    "encode_blocks",
+    "pieces_of",
+    "writer_identity",
+]
 
 RAW, ZSTD, COLUMNS = 0, 1, 2
 """Codecs. Columns: rebuilt from a sealed segment, and never stored so. 128 and above: private use."""

@@ -8,6 +8,7 @@ LMDB has freed is as true as any.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import struct
@@ -22,8 +23,8 @@ import zstandard
 from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.events import Event, decode_events
 from rollout_log.log import batch, chunk
-from rollout_log.log.batch import Claim, read_claim, size_of, unpack_batch
-from rollout_log.log.block import writer_identity
+from rollout_log.log.batch import Claim, Place, claim_size_of, read_claim, size_of, unpack_batch
+from rollout_log.log.block import SPLIT_AT, writer_identity
 from rollout_log.log.directory import logs_at, segment_number, writers_of
 from rollout_log.log.group import encode_items, places_of
 from rollout_log.log.group_reader import GroupReader
@@ -146,19 +147,25 @@ class Salvage:
             return offset + 1
 
     def _suspect(self, descriptor: int, offset: int) -> None:
-        """Remember a broken batch. LMDB leaves torn copies behind wherever it frees space in a page.
-
-        What no writer puts into a header was torn there, and is no batch that anything reads.
-        """
+        """Remember a broken batch, by what it says it has."""
         with contextlib.suppress(RolloutLogError, OSError):
             head = self._read(descriptor, offset, batch.HEADER_SIZE)
-            claim = read_claim(self._read(descriptor, offset, size_of(head)))
-            if claim.writer in self._names and all(place.events and place.end for place in claim.places()):
+            claim = read_claim(self._read(descriptor, offset, claim_size_of(head)))
+            if claim.writer in self._names:
                 self._broken.append(claim)
 
     def _has(self, claim: Claim) -> bool:
-        """Whether whole batches have the first event of each block that a broken one says it has."""
-        return all(self._has_event(claim.writer, place.ordinal, place.first) for place in claim.places())
+        """Whether whole batches have the first event of each block that a broken one says it has.
+
+        LMDB leaves torn copies behind wherever it frees space in a page: from the first line on that no
+        writer makes, they were written over.
+        """
+
+        def made(place: Place) -> bool:
+            return 0 < place.events <= SPLIT_AT and place.previous < claim.number
+
+        whole = itertools.takewhile(made, claim.places())
+        return all(self._has_event(claim.writer, place.ordinal, place.first) for place in whole)
 
     def _has_event(self, writer: bytes, ordinal: int, sequence: int) -> bool:
         key = _PLACE.pack(writer, ordinal, min(sequence + 1, _LARGEST), 0, 0, 0)

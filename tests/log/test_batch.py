@@ -150,6 +150,16 @@ def test_the_blocks_of_a_sample_are_found_from_its_last_batch(chain):
     assert set(asked) == {4}, "what is before is not looked at"
 
 
+@pytest.mark.parametrize("ordinal", [0, 1, 2**56, 2**63])
+def test_a_sample_is_found_by_its_lines_and_not_by_bytes_that_look_like_it(ordinal):
+    others = [0, 1, 256, 2**32, 2**56, 2**63]
+    blocks = [block for at, each in enumerate(others) for block in blocks_of(each, 0, EVENTS[at : at + 1])]
+    ((_, data),) = Packer(WRITER, 1, {}).pack([*blocks, *blocks_of(ordinal, 1, EVENTS[9:])])
+    found = unpack_batch(data)
+    assert found.blocks_of(ordinal) == [block for block in found.blocks() if block.ordinal == ordinal]
+    assert [len(block.events()) for block in found.blocks_of(ordinal)] == [1, 3]
+
+
 def test_a_chain_that_is_broken_is_damage(chain):
     found, last = chain
     with pytest.raises(LogDamaged, match="batch 2 is missing"):

@@ -13,7 +13,7 @@ import pytest
 from rollout_log.errors import LogNotFound, NotALog
 from rollout_log.events import Delta, Opened
 from rollout_log.log import Log, LogReader, Summary, salvage, sealing
-from rollout_log.log.batch import MAGIC
+from rollout_log.log.batch import HEADER_SIZE, MAGIC
 from rollout_log.log.directory import MARKER, segments_of, writers_of
 from rollout_log.log.keeper import Plan
 from rollout_log.log.keeping import keep
@@ -81,16 +81,44 @@ def test_everything_comes_out_of_a_whole_log(log_copy, whole, monkeypatch):
     assert salvaged(log_copy)[0] == before, "a batch may lie over the end of a window"
 
 
-def test_a_header_that_lmdb_wrote_over_is_no_broken_batch(whole, path):
+@pytest.mark.parametrize("kept", [HEADER_SIZE, HEADER_SIZE + 8, HEADER_SIZE + 32, HEADER_SIZE + 3 * 32 + 20])
+@pytest.mark.parametrize("over", [b"\0", b"\1", b"\xff"])
+def test_a_batch_whose_directory_lmdb_wrote_over_is_not_broken(whole, path, kept, over):
     shutil.copytree(whole, path)
     segment = segments(path)[0]
     data = segment.read_bytes()
     at = data.index(MAGIC)
     with segment.open("ab") as file:
-        file.write(data[at : at + 40] + bytes([1] * 8) + bytes(PAGE - 48))  # its header stands
+        file.write(data[at : at + kept] + over * (PAGE - kept))
     events, found = salvaged(path)
     assert found.broken == 0
     assert events == content_of(whole)
+
+
+def test_a_batch_that_is_nowhere_else_is_broken(whole, path):
+    shutil.copytree(whole, path)
+    segment = segments(path)[0]
+    data = bytearray(segment.read_bytes())
+    at = data.index(MAGIC)
+    data[at + HEADER_SIZE] ^= 1  # in its directory: what the other lines say stands
+    segment.write_bytes(data)
+    _, found = salvaged(path)
+    assert found.broken == 1
+
+
+def test_of_a_batch_that_says_it_is_large_no_more_is_read_than_its_directory(whole, path, monkeypatch):
+    shutil.copytree(whole, path)
+    segment = segments(path)[0]
+    data = segment.read_bytes()
+    head = bytearray(data[(at := data.index(MAGIC)) : at + HEADER_SIZE])
+    head[32:36] = b"\xff" * 4
+    with segment.open("ab") as file:
+        file.write(head + bytes(PAGE - HEADER_SIZE))
+    read: list[int] = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: read.append(args[1]) or pread(*args))
+    assert salvaged(path)[0] == content_of(whole)
+    assert max(read) < 2 * salvage.WINDOW
 
 
 def test_random_damage_costs_what_it_hits_and_makes_nothing_up(log_copy, whole):
