@@ -142,6 +142,7 @@ class _Walk:
 
     def _walk_batches(self) -> Iterator[dict[str, Any]]:
         last: dict[int, int] = {}
+        broken: set[int] = set()
         for key, data in self.tables.rows(BATCHES):
             number = int.from_bytes(key, "big")
             try:
@@ -150,11 +151,12 @@ class _Walk:
                     raise LogDamaged(f"batch {batch.claim.number} lies where another belongs")
             except LogDamaged as error:
                 yield {"what": "batch", "detail": f"{error} (key {key.hex()})"}
+                broken.add(number)
                 continue
             places = batch.claim.places()
             for place in places:
                 before = last.get(place.ordinal, 0)
-                if place.previous not in (before, number):
+                if place.previous != before and place.previous not in broken:
                     yield {
                         "what": "batch",
                         "detail": f"batch {number} says that sample {place.ordinal} has events in batch "
@@ -168,17 +170,17 @@ class _Walk:
                     yield {"what": "batch", "detail": f"{error} (key {key.hex()})"}
                     continue
                 self._note(block)
-        yield from self._walk_last(last)
+        yield from self._walk_last(last, broken)
         for ordinal, ranges in sorted(self.ranges.items()):
             if ordinal not in self.summaries:
                 yield {"what": "sample", "detail": f"sample {ordinal} has blocks and is not in samples"}
             for first, end in ranges:
                 yield {"ordinal": ordinal, "first": first, "end": end}
 
-    def _walk_last(self, last: dict[int, int]) -> Iterator[dict[str, Any]]:
+    def _walk_last(self, last: dict[int, int], broken: set[int]) -> Iterator[dict[str, Any]]:
         for key, data in self.tables.rows(LAST):
             ordinal, told = int.from_bytes(key, "big"), int.from_bytes(data, "big")
-            if last.pop(ordinal, 0) != told:
+            if last.pop(ordinal, 0) != told and told not in broken:
                 yield {"what": "last", "detail": f"batch {told} is not the last one of sample {ordinal}"}
         for ordinal in sorted(last):
             yield {"what": "last", "detail": f"sample {ordinal} has batches and is not in last"}
