@@ -35,7 +35,7 @@ class Recovery(msgspec.Struct):
     unreadable_bytes: int = 0
     """That the disk did not give."""
     broken: int = 0
-    """Blocks and chunks that fail their checksum."""
+    """Batches and chunks that fail their checksum, and of which there is no whole copy either."""
     samples: int = 0
     """Written to the new log."""
     events: int = 0

@@ -10,11 +10,11 @@
         rollout = reader.rollout("t1-abc")
 
 Inwards: `writer` (`queue`, `thread`, `waiting`) and `reader` use `segment` (tables and keys of one LMDB
-file), which uses `environment` (LMDB's rules in one process) and `block` (how events lie on disk). What is
-rotated the writer's `keeper` has a child process (`keeping`) seal, archive and delete: `sealing` makes the
-one file that `sealed` reads, of `chunk`s, whose events `group` packs as columns; `retention` decides what
-goes. `directory` knows the names; `verify` trusts nothing, `salvage` not even the tables. `docs/format.md`
-and `docs/format-sealed.md` give the bytes, `docs/durability.md` what is promised.
+file), which uses `environment` (LMDB's rules in one process) and `batch` (how `block`s of events lie on
+disk). What is rotated the writer's `keeper` has a child process (`keeping`) seal, archive and delete:
+`sealing` makes the one file that `sealed` reads, of `chunk`s, whose events `group` packs as columns;
+`retention` decides what goes. `directory` knows the names; `verify` trusts nothing, `salvage` not even the
+tables. `docs/format.md` and `docs/format-sealed.md` give the bytes, `docs/durability.md` what is promised.
 """
 
 from rollout_log.log.block import Block

@@ -64,7 +64,7 @@ class Place(NamedTuple):
     first: int
     """Sequence of its first event."""
     previous: int
-    """The batch that has the sample's events before this one, in the same segment; 0: none."""
+    """The batch before this one that has events of the sample, in the same segment; 0: none."""
     events: int
     """How many."""
     end: int

@@ -67,9 +67,8 @@ class Committer:
         """Return the rows of a commit; those of its batches come with all that makes their samples known."""
         if self._segment is None:
             raise FileNotFoundError(f"{self.folder} has no segment yet")
-        parts = sorted(
-            parts, key=lambda part: part.ordinal
-        )  # neighbours share batches, and are read together
+        # Neighbours share batches, and are read together.
+        parts = sorted(parts, key=lambda part: part.ordinal)
         before, last = self._segment.last(part.ordinal for part in parts if part.segment == self.number)
         packer = Packer(self._identity, before + 1, last)
         blocks = (block for part in parts for block in part.blocks())

@@ -217,7 +217,7 @@ class Environment:
                     f"{self.path} is open in the process this one was forked from; "
                     "read it from a process that was started afresh"
                 ) from error
-            # Somebody else's file: no lock can be taken, and blocks check themselves.
+            # Somebody else's file: no lock can be taken, and batches check themselves.
             return opened(lock=False)
 
     def _begin(self) -> lmdb.Transaction[bytes]:
