@@ -87,6 +87,18 @@ class FrameSplitter:
             self._pending += rest
         return frames
 
+    def only_frame(self, chunk: bytes) -> bytes | None:
+        """Return the data of a chunk that is one frame of the usual form, between two others.
+
+        None, and nothing is taken, where it is anything else; `feed` takes all there is.
+        """
+        if self._pending or self._by_line or not (chunk.startswith(b"data: ") and chunk.endswith(b"\n\n", 7)):
+            return None
+        if chunk.find(b"\n") != len(chunk) - 2 or chunk.find(b"\r") >= 0:
+            return None
+        self._at_start = False
+        return chunk[6:-2]
+
     def tail(self) -> bytes:
         """Return the bytes after the last whole frame.
 

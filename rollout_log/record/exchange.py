@@ -99,6 +99,10 @@ class Exchange:
             if splitter is None:
                 self._body.append(chunk)
                 continue
+            data = splitter.only_frame(chunk)
+            if data is not None and len(data) <= LARGE:
+                deltas.append(Delta(number, data, now))
+                continue
             frames = splitter.feed(chunk)
             deltas += [Delta(number, frame.data, now, frame.raw) for frame in frames]
             if frames and (len(chunk) > LARGE or len(frames[0].data) > LARGE):

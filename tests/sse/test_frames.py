@@ -126,6 +126,26 @@ def test_arbitrary_bytes_survive(stream: bytes, cuts: list[int]) -> None:
     assert [frame.data for frame in frames] == reference(stream)
 
 
+@given(_streams, st.lists(st.integers(0, 300), max_size=12))
+@example(b"data: a\n\ndata: b\n\n", [9])
+@example(b"data: a\r\rdata: b\n\n", [9])
+@example(b"data: a\n\ndata: \n\ndata: b\n\n", [9, 17])
+def test_a_chunk_that_is_one_frame_may_be_taken_by_itself(stream: bytes, cuts: list[int]) -> None:
+    splitter = FrameSplitter()
+    frames: list[SSEFrame] = []
+    bounds = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    for start, end in itertools.pairwise(bounds):
+        data = splitter.only_frame(stream[start:end])
+        frames += splitter.feed(stream[start:end]) if data is None else [SSEFrame(data)]
+    assert (frames, splitter.tail()) == split(stream)
+
+
+def test_every_chunk_of_an_engine_is_one_frame() -> None:
+    chunks = [frame.wire for frame in split(load("a1-plain-length").body)[0]]
+    splitter = FrameSplitter()
+    assert [splitter.only_frame(chunk) for chunk in chunks] == [chunk[6:-2] for chunk in chunks]
+
+
 @given(_streams)
 def test_crlf_and_cr_carry_the_same_data_as_lf(stream: bytes) -> None:
     stream = stream.replace(b"\r", b"")
