@@ -102,6 +102,23 @@ def test_the_commands_in_the_documentation_work(block, tmp_path, request):
         assert done.stdout == block.shown
 
 
+def test_the_program_in_the_readme_runs_against_the_demo_log(docs_demo_log, tmp_path):
+    (program,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENTS[0].read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "program.py").write_text(program)
+    script = (
+        "rollout-log serve demo-log --listen 127.0.0.1:0 > serving &\n"
+        "until grep -qs serves serving; do sleep 0.1; done\n"
+        "grep -q http://127.0.0.1:8901/ program.py\n"
+        'sed -i "s|http://127.0.0.1:8901|$(cut -d\' \' -f1 serving)|" program.py\n'
+        "python program.py"
+    )
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stdout
+    first, *samples = done.stdout.splitlines()
+    assert first.startswith("truncated [")
+    assert [line.split()[1] for line in samples] == ["truncated", "truncated"]
+
+
 def test_blocks_are_found_with_their_notes():
     document = (
         "Text\n"
