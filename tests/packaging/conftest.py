@@ -27,10 +27,10 @@ def docs_demo_log(demo_log: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def docs_gpu_free_ci(root: Path, tmp_path: Path) -> None:
-    """The example project as the directory."""
+def docs_examples(root: Path, tmp_path: Path) -> None:
+    """The example project in `examples`, as in a checkout."""
     ignore = shutil.ignore_patterns(".*", "__*")
-    shutil.copytree(root / "examples" / "gpu_free_ci", tmp_path, dirs_exist_ok=True, ignore=ignore)
+    shutil.copytree(root / "examples" / "gpu_free_ci", tmp_path / "examples" / "gpu_free_ci", ignore=ignore)
 
 
 @pytest.fixture
