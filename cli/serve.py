@@ -9,7 +9,7 @@ says what was not asked for, and exits 1 if anything was asked for that was not 
 Example:
 
     rollout-log serve runs/today
-    rollout-log serve fixtures/math.rlog --listen 127.0.0.1:0 --pace recorded
+    rollout-log serve fixtures/math.jsonl --listen 127.0.0.1:0 --pace recorded
     rollout-log serve runs/today --fault drop_after=20,rate=0.1,seed=3
     curl -X POST localhost:8901/_rollout_log/faults -d '{"status_500": 0.2}'
 """

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from rollout_log.errors import NotALog
+from rollout_log.log.directory import where_a_log_is
 from rollout_log.log.reader import LogReader
 
 __all__ = ["open_source"]
@@ -23,5 +24,5 @@ def open_source(path: str | os.PathLike[str]) -> LogReader:
     from rollout_log.fixture.files import is_fixture
 
     if not is_fixture(path):
-        raise NotALog(f"{path} is a file, and no fixture; a log is a directory")
+        raise NotALog(f"{path} is a file, and no fixture; {where_a_log_is(path)}")
     return FixtureReader.open(path)

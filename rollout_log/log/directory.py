@@ -33,6 +33,7 @@ __all__ = [
     "segment_number",
     "segment_path",
     "segments_of",
+    "where_a_log_is",
     "writer_name",
     "writer_start_ns",
     "writers_of",
@@ -122,13 +123,26 @@ def logs_at(path: Path) -> list[Path]:
     if not path.exists():
         raise LogNotFound(f"there is no log at {path}")
     if not path.is_dir():
-        raise NotALog(f"{path} is a file; a log is a directory")
+        raise NotALog(f"{path} is a file; {where_a_log_is(path)}")
     if (path / MARKER).exists():
         return [path]
     inside = [entry for entry in sorted(path.iterdir()) if (entry / MARKER).is_file()]
     if not inside:
-        raise NotALog(f"{path} is not a rollout log, nor a directory of logs: it has no {MARKER}")
+        around = f"; {where_a_log_is(path)}" if _log_around(path) else ""
+        raise NotALog(f"{path} is not a rollout log, nor a directory of logs: it has no {MARKER}{around}")
     return inside
+
+
+def where_a_log_is(path: Path) -> str:
+    """Say what to give in place of a path that is no log: the log that it lies in, if there is one."""
+    around = _log_around(path)
+    return f"it is a part of the log {around}" if around else "a log is a directory"
+
+
+def _log_around(path: Path) -> Path | None:
+    """Return the log that a path lies in, as a segment, a writer's folder or a file beside them."""
+    parents = path.parents if path.is_absolute() else path.absolute().parents
+    return next((parent for parent in parents[:2] if (parent / MARKER).is_file()), None)
 
 
 def writers_of(log: Path) -> list[Path]:

@@ -59,6 +59,15 @@ def test_what_is_no_log_is_one_line_and_exit_2(verb, options, tmp_path, call):
         assert says in result.err
 
 
+def test_a_part_of_a_log_names_the_log(run_log, call):
+    folder = next(path for path in run_log.iterdir() if path.is_dir())
+    segment = next(folder.glob("segment-*"))
+    for part in (folder, segment, run_log / MARKER):
+        result = call("steps", part)
+        assert result.code == 2
+        assert result.err.rstrip().endswith(f"; it is a part of the log {run_log}")
+
+
 @pytest.mark.parametrize("verb", ["ls", "steps", "verify", "show", "diff", "stats", "tail"])
 def test_a_verb_alone_shows_its_example(verb, call):
     result = call(verb)

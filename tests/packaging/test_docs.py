@@ -109,7 +109,7 @@ def test_the_program_in_the_readme_runs_against_the_demo_log(docs_demo_log, tmp_
         "rollout-log serve demo-log --listen 127.0.0.1:0 > serving &\n"
         "until grep -qs serves serving; do sleep 0.1; done\n"
         "grep -q http://127.0.0.1:8901/ program.py\n"
-        'sed -i "s|http://127.0.0.1:8901|$(cut -d\' \' -f1 serving)|" program.py\n'
+        "sed -i \"s|http://127.0.0.1:8901|$(cut -d' ' -f1 serving)|\" program.py\n"
         "python program.py"
     )
     done = run(script, tmp_path)
