@@ -137,7 +137,8 @@ def load(verb: str) -> Any:  # typer's Command, which it does not export
 
     module = import_module(f"{__name__}.{verb}{'_' * iskeyword(verb)}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(verb, cls=PlainCommand, help=_help(module))(plain(module.run))
+    settings = {"help_option_names": ["-h", "--help"]}
+    app.command(verb, cls=PlainCommand, help=_help(module), context_settings=settings)(plain(module.run))
     return typer.main.get_command(app)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -95,6 +96,10 @@ class PlainCommand(TyperCommand):
             raise _misuse(error, info_name) from error
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        for each, times in Counter[Any](given).items():
+            if times > 1 and each.nargs == 1 and not (each.multiple or each.is_flag or ctx.resilient_parsing):
+                raise typer.BadParameter(f"given {times} times, and it takes one value", param=each)
         left = super().parse_args(ctx, args)
         if left and not ctx.resilient_parsing:
             raise _UsageError(f"{several(len(left), 'argument')} too many: {', '.join(map(repr, left))}")

@@ -29,6 +29,8 @@ from rollout_log.export.samples import Decode
 from rollout_log.log import Entry, LogReader
 from rollout_log.sources import open_source
 
+_MB = 1_000_000
+
 
 def run(
     log: arguments.LogPath,
@@ -36,7 +38,10 @@ def run(
     output: arguments.Output,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
     max_mb: Annotated[
-        int, typer.Option(help="Beyond this, samples are drawn without their tokens, the uneventful first.")
+        int,
+        typer.Option(
+            min=1, help="Beyond this, samples are drawn without their tokens, the uneventful first."
+        ),
     ] = 40,
     tokenizer: arguments.Tokenizer = None,
 ) -> None:
@@ -46,7 +51,7 @@ def run(
             what = "samples" if step is None else f"samples of step {step}"
             raise SampleNotFound(f"there are no {what} in {log}; `rollout-log steps` lists what there is")
         decode = _decode(reader, entries, tokenizer)
-        page = Report(reader, step, decode, limit=max_mb * 1_000_000)
+        page = Report(reader, step, decode, limit=max_mb * _MB)
         for entry in progress("report", entries, len(entries)):
             page.add(entry)
         page.write(output)

@@ -50,8 +50,11 @@ def test_every_file_is_a_verb_and_every_verb_a_file():
 
 @pytest.mark.parametrize("name", cli.VERBS)
 def test_the_help_of_a_verb_is_its_modules(name, capsys):
+    assert call(name, "-h") == 0
+    short = capsys.readouterr().out
     assert call(name, "--help") == 0
     out = capsys.readouterr().out
+    assert out == short
     assert cli.VERBS[name] in out
     assert f"  rollout-log {name}" in out, "the docstring has no example"
     doc = sys.modules[f"rollout_log.cli.{name}{'_' * iskeyword(name)}"].__doc__
@@ -182,6 +185,7 @@ def test_help_speaks_no_types(name, capsys):
         (["--kind", "c"], "--kind: 'c' is not one of a, b"),
         (["--kind"], "option '--kind' requires an argument"),
         (["--kine", "a"], "there is no option --kine, but --kind"),
+        (["--count", "1", "--count", "2"], "--count: given 2 times, and it takes one value"),
         (["y", "z"], "2 arguments too many: 'y', 'z'"),
         (["\x1b[2J"], r"1 argument too many: '\x1b[2J'"),
     ],
@@ -189,18 +193,22 @@ def test_help_speaks_no_types(name, capsys):
 def test_what_a_verb_does_not_take_is_said_in_plain_words(args, said, verb, capsys):
     def run(
         log: str,
+        *,
         count: Annotated[int, typer.Option(min=1)] = 5,
         share: Annotated[float | None, typer.Option(min=0, max=1)] = None,
         any_: Annotated[int | None, typer.Option("--any")] = None,
         kind: Annotated[Literal["a", "b"], typer.Option()] = "a",
+        many: Annotated[list[str] | None, typer.Option()] = None,
+        flag: Annotated[bool, typer.Option("--flag")] = False,
     ):
-        print(log, count, share, any_, kind)
+        print(log, count, share, any_, kind, len(many or ()), flag)
 
     verb(run)
     assert call("thing", "x", *args) == 2
     assert capsys.readouterr() == ("", f"rollout-log: {said}; rollout-log thing --help says more\n")
-    assert call("thing", "x", "--share", ".5", "--any", "-3", "--kind", "b") == 0
-    assert capsys.readouterr().out == "x 5 0.5 -3 b\n"
+    several = ["--many", "p", "--many", "q", "--flag", "--flag"]
+    assert call("thing", "x", "--share", ".5", "--any", "-3", "--kind", "b", *several) == 0
+    assert capsys.readouterr().out == "x 5 0.5 -3 b 2 True\n"
     assert call("thing", "--help") == 0
     assert "[default: 5]" in capsys.readouterr().out
 

@@ -15,8 +15,9 @@ def test_it_writes_one_page(run_log, tmp_path, call):
     assert "<title>Step 1 · rollout-log</title>" in text
 
 
-def test_samples_without_tokens_are_said_loudly(run_log, tmp_path, call):
-    done = call("report", run_log, "-o", tmp_path / "report.html", "--max-mb", 0)
+def test_samples_without_tokens_are_said_loudly(run_log, tmp_path, call, monkeypatch):
+    monkeypatch.setattr("rollout_log.cli.report._MB", 0)
+    done = call("report", run_log, "-o", tmp_path / "report.html", "--max-mb", 1)
     assert done.code == 0
     assert "6 of 6 samples are drawn WITHOUT THEIR TOKENS" in done.err
     assert "--max-mb" in done.err
