@@ -46,8 +46,8 @@ LOCK = "lock"
 SEALING = "sealing"
 """Another lock file: who holds it seals or prunes the folder."""
 
-GONE = ".gone"
-"""What the name of a folder ends with while it is being removed."""
+GONE, NEW = ".gone", ".new"
+"""What the name of a folder ends with while it is being removed, and while it is being made."""
 
 _WRITER = re.compile(r".+-\d+-\d+")
 SEALED = ".sealed"
@@ -199,9 +199,12 @@ def writer_start_ns(folder: Path) -> int:
 def claim_folder(log: Path, name: str) -> int:
     """Make this process's folder and lock it for life. Returns the lock's file descriptor.
 
-    Nothing else in this process may open the lock file: closing it anywhere would give up the lock.
+    It gets its name with the lock held and the file of its first segment in it, so that one without any
+    segment has lost it. Nothing else in this process may open the lock file: closing it anywhere would
+    give up the lock.
     """
-    folder = log / name
+    there = log / name
+    folder = there if there.exists() else log / (name + NEW)
     folder.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -209,6 +212,13 @@ def claim_folder(log: Path, name: str) -> int:
     except OSError as error:
         os.close(descriptor)
         raise LogInUse(f"{folder} is written by another process") from error
+    try:
+        if folder != there:
+            segment_path(folder, 1).touch(mode=0o600)
+            folder.rename(there)
+    except OSError:
+        os.close(descriptor)
+        raise
     _claimed.add(name)
     return descriptor
 

@@ -18,9 +18,9 @@ from typing import Any
 import lmdb
 import lmdb.verify
 
-from rollout_log.errors import LogDamaged, LogInUse, NotALog
+from rollout_log.errors import LogDamaged, LogInUse
 
-__all__ = ["Environment", "check_length"]
+__all__ = ["Environment", "NothingCommitted", "check_length"]
 
 MAP_SIZE = 1 << 40
 """Bytes of address space, not of disk: large enough that a writer's map hardly ever grows."""
@@ -37,6 +37,13 @@ _registry_lock = threading.Lock()
 
 Row = tuple[str, bytes, bytes]
 """Table, key, value."""
+
+
+class NothingCommitted(LogDamaged):
+    """Nothing was ever committed into the file: it is just being made, or its writer died over that.
+
+    No damage where it is the last one of its writer, to which nothing came.
+    """
 
 
 class Environment:
@@ -64,8 +71,8 @@ class Environment:
         """Open the file, or share it where this process has it open.
 
         `create` opens for writing and makes the file, its tables and the `first` rows in one
-        transaction. Otherwise a file without the tables raises `NotALog`, one that is too short
-        `LogDamaged`.
+        transaction. Otherwise a file that is too short, or is none of ours, raises `LogDamaged`; one
+        without any commit `NothingCommitted`.
         """
         name = os.path.realpath(path)
         with _registry_lock:
@@ -175,7 +182,7 @@ class Environment:
             self._identity = (there.st_dev, there.st_ino)
         except lmdb.NotFoundError:
             self._env.close()
-            raise NotALog(f"{self.path} is an LMDB file, but not a segment of a rollout log") from None
+            raise LogDamaged(f"{self.path} is an LMDB file without the tables of a segment") from None
         except BaseException:
             self._env.close()
             raise
@@ -206,7 +213,7 @@ class Environment:
         try:
             return opened(lock=True)
         except lmdb.InvalidError as error:
-            raise NotALog(f"{self.path} is not an LMDB file") from error
+            raise LogDamaged(f"{self.path} does not begin as a segment does: it was overwritten") from error
         except lmdb.MemoryError:
             raise
         except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError) as error:
@@ -269,17 +276,19 @@ class Environment:
 def check_length(path: Path) -> None:
     """Raise `LogDamaged` where the file ends before pages it uses: reading those would kill the process.
 
-    Reads the two meta pages with `pread`; only where the file is short does the slow walk decide,
-    since free pages at the end may legally be missing.
+    `NothingCommitted` where it uses none. Reads the two meta pages with `pread`; only where the file is short
+    does the slow walk decide, since free pages at the end may legally be missing.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = os.pread(file.fileno(), 1 << 16, 0)
     if not size:
-        raise NotALog(f"{path} is empty")
-    page, pages = _extent(head)
+        raise NothingCommitted(f"{path} is empty")
+    page, pages, transaction = _extent(head)
     if page is None:
         return  # no LMDB file: LMDB says so itself, safely
+    if not transaction:
+        raise NothingCommitted(f"{path} has no transaction")
     if size < 2 * page:
         raise LogDamaged(f"{path} has {size} bytes, which do not hold its two meta pages")
     if size < pages * page:
@@ -295,8 +304,8 @@ _META = struct.Struct("=IIQQI")  # magic, version, address, map size, page size
 _LAST = struct.Struct("=QQ")  # last page, transaction
 
 
-def _extent(head: bytes) -> tuple[int | None, int]:
-    """Return page size and number of pages by the newer meta page; None where there is none."""
+def _extent(head: bytes) -> tuple[int | None, int, int]:
+    """Return page size, number of pages and transaction by the newer meta page; None where there is none."""
     newest, page_size, pages = -1, None, 0
     offset = 0
     for _ in range(2):
@@ -309,7 +318,7 @@ def _extent(head: bytes) -> tuple[int | None, int]:
         if transaction > newest:
             newest, page_size, pages = transaction, page, last + 1
         offset = page
-    return page_size, pages
+    return page_size, pages, newest
 
 
 def _after_fork_in_child() -> None:

@@ -18,7 +18,7 @@ __all__ = ["open_segment"]
 def open_segment(path: Path) -> Segment | SealedSegment:
     """Open a segment for reading.
 
-    Raises `NotALog`, `LogTooNew`, `LogDamaged`; `FileNotFoundError` where it was sealed or deleted meanwhile.
+    Raises `LogTooNew`, `LogDamaged`; `FileNotFoundError` where it was sealed or deleted meanwhile.
     """
     if path.suffix == SEALED:
         from rollout_log.log.sealed import SealedSegment  # brings the codec

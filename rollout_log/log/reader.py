@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 
 from rollout_log.counting import several
-from rollout_log.errors import LogDamaged, NotALog, SampleNotFound
+from rollout_log.errors import LogDamaged, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.block import Block, Piece
 from rollout_log.log.directory import logs_at, read_marker, segments_of, writers_of
+from rollout_log.log.environment import NothingCommitted
 from rollout_log.log.opening import open_segment
 from rollout_log.log.retention import Pruned, read_pruned
 from rollout_log.log.segment import Segment
@@ -335,10 +336,10 @@ class LogReader:
         if path not in self._segments:
             try:
                 self._segments[path] = open_segment(path)
-            except NotALog:
+            except NothingCommitted:
                 if newest:
-                    return None  # just being made
-                raise LogDamaged(f"{path} is no segment of a rollout log; run `rollout-log verify`") from None
+                    return None
+                raise
         return self._segments[path]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import zstandard
 
-from rollout_log.errors import LogDamaged, NotALog
+from rollout_log.errors import LogDamaged
 from rollout_log.events import decode_events
 from rollout_log.log.block import COLUMNS, Block, Piece, writer_identity
 from rollout_log.log.chunk import EVENTS, HEADER_SIZE, META, SAMPLES, TABLE, Chunk, read_chunk
@@ -94,7 +94,7 @@ class SealedSegment:
 
     @classmethod
     def open(cls, path: Path) -> SealedSegment:
-        """Open a sealed segment. Raises `NotALog`, `LogTooNew`, `LogDamaged`, `FileNotFoundError`."""
+        """Open a sealed segment. Raises `LogTooNew`, `LogDamaged`, `FileNotFoundError`."""
         return cls(path)
 
     def close(self) -> None:
@@ -194,7 +194,9 @@ class SealedSegment:
     def _read_meta(self) -> Meta:
         head = self._pread(len(HEAD), 0)
         if head[:8] != HEAD[:8]:
-            raise NotALog(f"{self.path} is no sealed segment of a rollout log")
+            raise LogDamaged(
+                f"{self.path} does not begin as a sealed segment does: it was overwritten or cut"
+            )
         if len(head) == len(HEAD):
             check_format(struct.unpack_from(">HH", head, 8), self.path)
         if self._size < len(HEAD) + TAIL.size:

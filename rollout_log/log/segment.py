@@ -92,7 +92,7 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path) -> Segment:
-        """Open a segment for reading. Raises `NotALog`, `LogTooNew`, `LogDamaged`."""
+        """Open a segment for reading. Raises `LogTooNew`, `LogDamaged`, `NothingCommitted`."""
         try:
             segment = cls(Environment.acquire(path, TABLES))
         except lmdb.Error as error:

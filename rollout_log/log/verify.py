@@ -20,6 +20,7 @@ import msgspec
 from rollout_log.child import command_of
 from rollout_log.errors import LogDamaged
 from rollout_log.log.directory import (
+    is_live,
     logs_at,
     read_marker,
     sealed_path,
@@ -105,6 +106,8 @@ def _pruned(folder: Path, report: Report) -> set[int]:
 
 def _missing(folder: Path, segments: list[Path], pruned: set[int]) -> Iterator[Finding]:
     there = {segment_number(segment) for segment in segments}
+    if not (there or pruned or segments_of(folder) or is_live(folder)) and folder.exists():
+        yield Finding(folder, "segment", "it has no segment, and nothing says that any was pruned")
     for number in range(1, max(there | pruned, default=0)):
         if number not in there and number not in pruned and not segment_path(folder, number).exists():
             yield Finding(folder, "segment", f"segment {number} is gone, and nothing says that it was pruned")

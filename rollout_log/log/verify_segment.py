@@ -17,11 +17,11 @@ import lmdb
 import lmdb.verify
 import msgspec
 
-from rollout_log.errors import LogDamaged, NotALog, RolloutLogError
+from rollout_log.errors import LogDamaged, RolloutLogError
 from rollout_log.log.batch import unpack_batch
 from rollout_log.log.block import Block, writer_identity
 from rollout_log.log.directory import SEALED, is_live, segments_of
-from rollout_log.log.environment import check_length
+from rollout_log.log.environment import NothingCommitted, check_length
 from rollout_log.log.segment import BATCHES, KEYS, LAST, SAMPLES, STEPS, Segment, Snapshot, sample_rows
 from rollout_log.log.summary import Summary, decode_summary
 from rollout_log.log.verify_sealed import walk_sealed
@@ -38,21 +38,19 @@ def _walk(path: Path) -> Iterator[dict[str, Any]]:
         yield from walk_sealed(path)
         return
     nothing = {"samples": [], "blocks": 0, "events": 0}
-    if path.stat().st_size == 0:
-        yield nothing  # its writer died before the first commit
+    try:
+        wrong = list(_check_pages(path))
+    except NothingCommitted as error:
+        if not _is_newest(path):
+            yield {"what": "header", "detail": f"{error}, and segments follow it"}
+        yield nothing
         return
-    wrong = list(_check_pages(path))
     if wrong:
         yield from wrong
         yield nothing
         return
     try:
         segment = Segment.open(path)
-    except NotALog as error:
-        if _tables_of(path):
-            yield {"what": "header", "detail": str(error)}
-        yield nothing
-        return
     except RolloutLogError as error:
         yield {"what": "header", "detail": str(error)}
         yield nothing
@@ -66,27 +64,27 @@ def _walk(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_pages(path: Path) -> Iterator[dict[str, Any]]:
-    """Check the file as LMDB's pages, without LMDB; one that is being written can only be measured."""
+    """Check the file as LMDB's pages, without LMDB; one that is being written can only be measured.
+
+    Raises `NothingCommitted`.
+    """
     try:
-        if _is_live(path):
-            check_length(path)
+        check_length(path)
+        if _is_newest(path) and is_live(path.parent):
             return
         for problem in lmdb.verify.verify(os.fspath(path)):  # type: ignore[no-untyped-call] # has no annotations
             yield {"what": "pages", "detail": problem}
+    except NothingCommitted:
+        raise
     except LogDamaged as error:
         yield {"what": "length", "detail": str(error)}
     except lmdb.verify.VerifyError as error:
         yield {"what": "pages", "detail": str(error)}
 
 
-def _is_live(path: Path) -> bool:
-    """Whether a writer holds the folder and this is the segment it writes."""
-    return segments_of(path.parent)[-1:] == [path] and is_live(path.parent)
-
-
-def _tables_of(path: Path) -> int:
-    with lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, max_dbs=16) as environment:
-        return environment.stat()["entries"]
+def _is_newest(path: Path) -> bool:
+    """Whether this is the segment that its writer writes, where it is still there."""
+    return segments_of(path.parent)[-1:] == [path]
 
 
 class _Walk:

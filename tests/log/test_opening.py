@@ -171,7 +171,7 @@ def test_another_lmdb_file_is_no_segment(path, begin):
         environment.open_db(b"theirs")
     with (
         LogReader.open(path) as reader,
-        pytest.raises(LogDamaged, match=r"segment-000000\.rlog is no segment"),
+        pytest.raises(LogDamaged, match=r"segment-000000\.rlog is an LMDB file without the tables"),
     ):
         list(reader.samples())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import struct
+from pathlib import Path
 
 import lmdb
 import pytest
@@ -13,7 +14,7 @@ from rollout_log.errors import LogDamaged, LogNotFound, NotALog, RolloutLogError
 from rollout_log.events import Delta, Opened, encode_events
 from rollout_log.log import Log, LogReader
 from rollout_log.log.batch import HEADER_SIZE, MAGIC, Packer, size_of, unpack_batch
-from rollout_log.log.directory import MARKER, segments_of
+from rollout_log.log.directory import MARKER, claim_folder, create_log, release_folder, segments_of
 from rollout_log.log.verify import verify
 
 PAGE = 4096
@@ -273,8 +274,71 @@ def test_a_damaged_marker_hides_nothing_else(log_copy):
     assert report.events == 150
 
 
-def test_a_segment_whose_writer_died_before_its_first_commit_is_whole(log_copy):
-    segment_of(log_copy, 1).with_name("segment-000003.rlog").touch()
+def meta_pages_of(path):
+    """The two pages that a writer makes first, with nothing committed."""
+    with lmdb.open(str(path / "fresh"), subdir=False, max_dbs=8, lib_version=0):
+        return (path / "fresh").read_bytes()
+
+
+@pytest.mark.parametrize("pages", [0, 1, 2])
+def test_a_segment_into_which_nothing_was_committed_is_none_where_it_is_the_newest(log_copy, tmp_path, pages):
+    unmade = meta_pages_of(tmp_path)[: pages * PAGE]
+    segment_of(log_copy, 1).with_name("segment-000003.rlog").write_bytes(unmade)
     assert verify(log_copy).damage == []
     with LogReader.open(log_copy) as reader:
         assert len(list(reader.samples())) == 60
+    segment_of(log_copy, 1).write_bytes(unmade)
+    assert "header" in whats(verify(log_copy)), "nobody goes on behind one"
+    with LogReader.open(log_copy) as reader, pytest.raises(LogDamaged, match=r"segment-000002\.rlog"):
+        list(reader.samples())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("zeroed", [(0, 1), (1, 2), (0, 2)])
+def test_a_segment_whose_beginning_was_overwritten_is_named_and_never_taken_for_empty(
+    log_copy, number, zeroed
+):
+    segment = segment_of(log_copy, number)
+    with segment.open("r+b") as file:
+        file.seek(zeroed[0] * PAGE)
+        file.write(bytes((zeroed[1] - zeroed[0]) * PAGE))
+    assert segment in {finding.path for finding in verify(log_copy).damage}
+    with LogReader.open(log_copy) as reader, pytest.raises(LogDamaged, match=segment.name):
+        list(reader.samples())
+
+
+def test_a_file_of_another_kind_is_no_segment(log_copy, tmp_path):
+    other = tmp_path / "other"
+    with lmdb.open(str(other), subdir=False, max_dbs=8, lib_version=0) as environment:
+        environment.open_db(b"theirs")
+    for content in (b"hello", b"\xff" * 9000, other.read_bytes()):
+        segment_of(log_copy, 1).write_bytes(content)
+        assert verify(log_copy).damage
+        with LogReader.open(log_copy) as reader, pytest.raises(LogDamaged, match=r"segment-000002\.rlog"):
+            list(reader.samples())
+
+
+def test_a_writer_whose_segments_are_gone_is_found(log_copy):
+    for number in (1, 0):
+        segment_of(log_copy, number).unlink()
+    (found,) = verify(log_copy).damage
+    assert (found.what, found.detail) == (
+        "segment",
+        "it has no segment, and nothing says that any was pruned",
+    )
+
+
+def test_a_writer_has_its_first_segment_from_the_beginning(path, monkeypatch):
+    create_log(path)
+    seen = []
+    rename = Path.rename
+
+    def watched(folder, target):
+        before = verify(path).damage
+        done = rename(folder, target)
+        seen.append((before, verify(path).damage))
+        return done
+
+    monkeypatch.setattr(Path, "rename", watched)
+    release_folder("host-1-1", claim_folder(path, "host-1-1"))
+    assert seen == [([], [])]
