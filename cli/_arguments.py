@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
+import msgspec
 import typer
 
 from rollout_log.cli._output import safe
 from rollout_log.errors import SampleNotFound
-from rollout_log.log import LogReader, Ref
+from rollout_log.log import Entry, LogReader, Ref
+from rollout_log.request import Status as _Status
 
 __all__ = [
     "Json",
@@ -18,10 +21,14 @@ __all__ = [
     "LogDirectory",
     "LogPath",
     "Output",
+    "Status",
     "Tokenizer",
     "address",
+    "chosen",
     "find",
+    "given",
     "say_nothing",
+    "without",
 ]
 
 
@@ -40,6 +47,12 @@ def _writable(file: Path | None) -> Path | None:
     return file
 
 
+def _status(word: str | None) -> str | None:
+    if word is not None and word not in _STATUSES:
+        raise typer.BadParameter(f"{word!r} is no status: there are {', '.join(_STATUSES)}")
+    return word
+
+
 LogPath = Annotated[
     Path, typer.Argument(metavar="LOG", help="A log, a directory of logs (read as one), or a fixture.")
 ]
@@ -55,6 +68,10 @@ Output = Annotated[
     typer.Option(
         "--output", "-o", metavar="FILE", help="The file to write; - is standard output.", callback=_writable
     ),
+]
+_STATUSES = get_args(_Status)
+Status = Annotated[
+    str | None, typer.Option(help=f"Only samples that are {', '.join(_STATUSES)}.", callback=_status)
 ]
 Tokenizer = Annotated[
     str | None,
@@ -83,6 +100,62 @@ def find(reader: LogReader, name: str) -> Ref:
         raise
 
 
+def chosen(
+    reader: LogReader,
+    keys: Sequence[str] | None = None,
+    *,
+    step: int | None = None,
+    status: str | None = None,
+    evaluation: bool = False,
+) -> list[Entry]:
+    """Return the samples that were named, each once and in that order, else all; of them those asked for.
+
+    Two choices of one sample are the sample as a whole. Raises SampleNotFound for a name that there is not,
+    and where no sample is left.
+    """
+    found: Iterable[Entry]
+    if not keys:
+        found = reader.samples(step=step, status=status)
+    elif step is None and status is None:
+        found = _named(reader, keys).values()
+    else:
+        there = {_place(entry.ref) for entry in reader.samples(step=step, status=status)}
+        found = [entry for place, entry in _named(reader, keys).items() if place in there]
+    entries = [entry for entry in found if entry.summary.evaluation or not evaluation]
+    if not entries:
+        asked = [*([f"--status {status}"] if status else []), *["--evaluation"] * evaluation]
+        raise SampleNotFound(_why_none(reader, step, " ".join(asked), named=bool(keys)))
+    return entries
+
+
+def _named(reader: LogReader, keys: Sequence[str]) -> dict[tuple[Path, int], Entry]:
+    named: dict[tuple[Path, int], Entry] = {}
+    for key in keys:
+        ref = find(reader, key)
+        before = named.get(_place(ref))
+        if before is not None and before.ref != ref:
+            ref = msgspec.structs.replace(ref, choice=None)
+        named[_place(ref)] = Entry(reader.summary(ref), before.name if before is not None else key, ref)
+    return named
+
+
+def _place(ref: Ref) -> tuple[Path, int]:
+    return ref.folder, ref.ordinal
+
+
+def given(options: Mapping[str, object]) -> list[str]:
+    """Return the names of the options that have been given a value."""
+    return [
+        name for name, value in options.items() if value is not None and value is not False and value != []
+    ]
+
+
+def without(what: str, options: Mapping[str, object]) -> None:
+    """Refuse options that would do nothing beside `what`. Raises typer's BadParameter."""
+    if names := given(options):
+        raise typer.BadParameter(f"{what} has no use for {', '.join(names)}")
+
+
 def address(listen: str) -> tuple[str, int]:
     """Read `HOST:PORT`, the value of --listen; without a host it is loopback."""
     host, _, port = listen.rpartition(":")
@@ -92,22 +165,24 @@ def address(listen: str) -> tuple[str, int]:
 
 
 def say_nothing(reader: LogReader, step: int | None, asked: str = "") -> None:
-    """Say on stderr that no sample is what was asked for, and which steps there are, if that is why.
+    """Say on stderr that no sample is what was asked for, and why; `asked` is the other filters, as given."""
+    typer.echo(f"rollout-log: {_why_none(reader, step, asked)}", err=True)
 
-    `asked` is the other filters, as they were given.
-    """
+
+def _why_none(reader: LogReader, step: int | None, asked: str, *, named: bool = False) -> str:
     empty, steps = True, set[int]()
     for each in reader.summaries():
         empty = False
         steps.update(step for step in (each.step, each.resumed_from) if step is not None)
     if empty:
-        what = "the log has no samples yet"
-    elif step is not None and step not in steps:
-        what = f"no sample took part in step {step}; there are {_ranges(steps) or 'no steps'}"
-    else:
-        where = "" if step is None else f" of step {step}"
-        what = f"no sample{where} matches {asked}; without it there are some"
-    typer.echo(f"rollout-log: {what}", err=True)
+        return "the log has no samples yet"
+    if step is not None and step not in steps:
+        return f"no sample took part in step {step}; there are {_ranges(steps) or 'no steps'}"
+    if named:
+        filters = " ".join([*([] if step is None else [f"--step {step}"]), *([asked] if asked else [])])
+        return f"no sample that was named matches {filters}"
+    where = "" if step is None else f" of step {step}"
+    return f"no sample{where} matches {asked}; without it there are some"
 
 
 def _ranges(numbers: set[int]) -> str:

@@ -36,10 +36,11 @@ from rollout_log.cli._progress import progress
 from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.export.samples import Options, samples_of
 from rollout_log.fixture.redaction import Redaction
-from rollout_log.log import Entry, LogReader
 from rollout_log.sources import open_source
 
 FORMATS = ("fixture", "perfetto", "trace", "pt", "jsonl", "parquet")
+OPTIONS = {"--redact": ("fixture",), "--chunks": ("perfetto",), "--tokenizer": ("jsonl", "parquet")}
+"""Option -> the formats that can do something with it; all others are of the samples, for every format."""
 REDACTIONS = ("text", "metadata", "headers")
 
 
@@ -50,7 +51,7 @@ def run(
     to: Annotated[str, typer.Option(metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")],
     output: arguments.Output,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only samples of this status.")] = None,
+    status: arguments.Status = None,
     evaluation: Annotated[bool, typer.Option("--evaluation", help="Only samples of evaluations.")] = False,
     redact: Annotated[
         list[str] | None,
@@ -64,25 +65,15 @@ def run(
     for what in redact or ():
         if what not in REDACTIONS:
             raise typer.BadParameter(f"{what!r} cannot be redacted: there are {', '.join(REDACTIONS)}")
+    for option in arguments.given({"--redact": redact, "--chunks": chunks, "--tokenizer": tokenizer}):
+        if to not in OPTIONS[option]:
+            raise typer.BadParameter(f"{option} is for --to {' and --to '.join(OPTIONS[option])}")
     left_out = cast("tuple[Redaction, ...]", tuple(redact or ()))
     decode = load_tokenizer(tokenizer, download=True) if tokenizer is not None else None
     write = import_module(f"rollout_log.export.{to}").write
     with open_source(log) as reader:
-        entries = _entries(reader, keys or [], step, status)
-        if evaluation:
-            entries = [entry for entry in entries if entry.summary.evaluation]
-        if not entries:
-            asked = [*(["--status", status] if status else []), *["--evaluation"] * evaluation]
-            arguments.say_nothing(reader, step, " ".join(asked))
+        entries = arguments.chosen(reader, keys, step=step, status=status, evaluation=evaluation)
         options = Options(chunks=chunks, decode=decode, step=step, evaluation=evaluation, redact=left_out)
         samples = progress(to, samples_of(reader, entries), len(entries))
         write(samples, output, options)
-    if entries:
-        say_written(output, len(entries))
-
-
-def _entries(reader: LogReader, keys: list[str], step: int | None, status: str | None) -> list[Entry]:
-    if not keys:
-        return list(reader.samples(step=step, status=status))
-    refs = [arguments.find(reader, key) for key in keys]
-    return [Entry(reader.summary(ref), key, ref) for key, ref in zip(keys, refs, strict=True)]
+    say_written(output, len(entries))

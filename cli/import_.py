@@ -32,13 +32,5 @@ def run(
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
 ) -> None:
     with open_source(source) as reader:
-        chosen = (
-            [arguments.find(reader, key) for key in keys]
-            if keys
-            else [e.ref for e in reader.samples(step=step)]
-        )
-        if not chosen:
-            arguments.say_nothing(reader, step)
-            return
-        copied = import_samples(reader, chosen, log)
+        copied = import_samples(reader, arguments.chosen(reader, keys, step=step), log)
     print(f"{several(copied, 'sample')} copied to {log}")

@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli import steps as steps_verb
-from rollout_log.cli._arguments import JsonLines, LogPath, say_nothing
+from rollout_log.cli._arguments import JsonLines, LogPath, Status, say_nothing, without
 from rollout_log.cli._output import print_json
 from rollout_log.cli._table import print_table
 from rollout_log.cli._times import brief_clock, parse_time
@@ -32,7 +32,6 @@ from rollout_log.log.summary import Summary
 from rollout_log.problems import PROBLEMS
 from rollout_log.sources import open_source
 
-STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
 SEVERITIES = ("info", "warning", "error")
 _HEADER = (
     *("key", "step", "status", "tokens", "thrown away"),
@@ -48,7 +47,7 @@ def run(
     went_on: Annotated[
         bool, typer.Option("--went-on", help="Only samples that left the step, or any, for a later one.")
     ] = False,
-    status: Annotated[str | None, typer.Option(help=f"Only samples that are {', '.join(STATUSES)}.")] = None,
+    status: Status = None,
     problem: Annotated[
         str | None, typer.Option(help="Only samples with this problem, or with any of this severity.")
     ] = None,
@@ -57,11 +56,17 @@ def run(
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only samples begun by then.")] = None,
     json: JsonLines = False,
 ) -> None:
+    filters = {
+        "--status": status,
+        "--problem": problem,
+        "--key": key,
+        "--since": since,
+        "--until": until,
+    }
     if steps:
+        without("--steps", {"--step": step, "--went-on": went_on, **filters})
         steps_verb.run(log, json=json)
         return
-    if status is not None and status not in STATUSES:
-        raise typer.BadParameter(f"{status!r} is no status: there are {', '.join(STATUSES)}")
     codes = _codes(problem)
     after, before = parse_time(since), parse_time(until)
     with open_source(log) as reader:
@@ -70,14 +75,7 @@ def run(
             entries = (entry for entry in entries if _went_on(entry.summary, step))
         found = [line(entry) for entry in _narrow(entries, codes, key, after, before)]
         if not found:
-            given = {
-                "--status": status,
-                "--problem": problem,
-                "--key": key,
-                "--since": since,
-                "--until": until,
-            }
-            asked = [f"{name} {value}" for name, value in given.items() if value is not None]
+            asked = [f"{name} {value}" for name, value in filters.items() if value is not None]
             say_nothing(reader, step, " ".join(["--went-on"] * went_on + asked))
     if json:
         print_json(*found)

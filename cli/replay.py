@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -33,7 +33,7 @@ from rollout_log.cli._output import console, print_hanging, print_json, safe
 from rollout_log.cli._progress import progress
 from rollout_log.cli._times import clock, duration, parse_time
 from rollout_log.cli._tokenizer import Decode
-from rollout_log.cli.ls import STATUSES, status_of
+from rollout_log.cli.ls import status_of
 from rollout_log.cli.show import print_sample, sample_view, tokenizer_for, words_asked
 from rollout_log.counting import several
 from rollout_log.errors import SampleNotFound
@@ -75,7 +75,7 @@ def run(
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Only these samples.")] = None,
     *,
     step: Annotated[int | None, typer.Option(help="Only samples that took part in this step.")] = None,
-    status: Annotated[str | None, typer.Option(help=f"Only samples that are {', '.join(STATUSES)}.")] = None,
+    status: arguments.Status = None,
     speed: Annotated[
         float | None, typer.Option(metavar="X", help="At X times the recorded pace; default: at once.")
     ] = None,
@@ -93,17 +93,26 @@ def run(
     tokenizer: arguments.Tokenizer = None,
     json: arguments.JsonLines = False,
 ) -> None:
-    if status is not None and status not in STATUSES:
-        raise typer.BadParameter(f"{status!r} is no status: there are {', '.join(STATUSES)}")
     if speed is not None and not speed > 0:
         raise typer.BadParameter(f"a speed is above 0, not {speed}")
-    if sum((check, through is not None, at_event is not None or at_time is not None)) > 1:
-        raise typer.BadParameter("--check, --through and --at-… each want the samples for themselves")
+    ways = arguments.given(
+        {
+            "--speed": speed,
+            "--at-event": at_event,
+            "--at-time": at_time,
+            "--check": check,
+            "--through": through,
+        }
+    )
+    if len(ways) > 1:
+        raise typer.BadParameter(f"{' and '.join(ways)} do not go together: give one of them")
+    if check or through is not None:
+        arguments.without(ways[0], {"--tokenizer": tokenizer})
+    elif json and at_event is None and at_time is None:
+        arguments.without("--json", {"--tokenizer": tokenizer})
     function = load_function(through) if through is not None else None
     with open_source(log) as reader:
-        entries = _entries(reader, keys or [], step, status)
-        if not entries:
-            arguments.say_nothing(reader, step, f"--status {status}")
+        entries = arguments.chosen(reader, keys, step=step, status=status)
         if function is not None:
             _compare(entries, lambda entry: asyncio.run(run_through(function, reader, entry)), json=json)
         elif check:
@@ -119,18 +128,6 @@ def run(
                 if number and not json:
                     print()
                 _tell(reader, entry, speed, tokenizer, json=json, run=entry.ref.run if runs else None)
-
-
-def _entries(reader: LogReader, keys: Sequence[str], step: int | None, status: str | None) -> list[Entry]:
-    if not keys:
-        return list(reader.samples(step=step, status=status))
-    refs = [arguments.find(reader, key) for key in keys]
-    named = [Entry(reader.summary(ref), key, ref) for key, ref in zip(keys, refs, strict=True)]
-    if step is None and status is None:
-        return named
-    found = reader.samples(step=step, status=status)
-    chosen = {(entry.ref.folder, entry.ref.ordinal) for entry in found}
-    return [entry for entry in named if (entry.ref.folder, entry.ref.ordinal) in chosen]
 
 
 # Telling
@@ -196,7 +193,11 @@ def _show_at(
 ) -> None:
     clock_ns = None if at is None else _clock(at, entry)
     events = list(until(reader.events(entry.ref), last=event, clock_ns=clock_ns))
-    if event is not None and clock_ns is None and (not events or events[-1][0] < event):
+    if clock_ns is not None and not events:
+        late = duration((entry.summary.opened_unix_ns - clock_ns) / 1e9)
+        print(f"rollout-log: {safe(entry.name)} had not begun then: it began {late} later", file=sys.stderr)
+        return
+    if event is not None and (not events or events[-1][0] < event):
         last = f"its last event is {events[-1][0]}" if events else "it has no events"
         raise SampleNotFound(f"there is no event {event} of sample {entry.name!r}: {last}")
     rollout = fold(events, _state(reader, entry))
@@ -204,8 +205,9 @@ def _show_at(
     if json:
         print_json(sample_view(rollout, entry.ref, decode))
         return
-    last = f"event {events[-1][0]}, {type(events[-1][1]).__name__}" if events else "nothing yet"
-    console().print(f"as of {last}, of {several(entry.summary.events, 'event')}", style="bold")
+    number, latest = events[-1]
+    whole = several(entry.summary.events, "event")
+    console().print(f"as of event {number}, {type(latest).__name__}, of {whole}", style="bold")
     print_sample(rollout, entry.ref, decode, words_asked(events))
 
 

@@ -23,7 +23,7 @@ from rollout_log.cli._progress import progress
 from rollout_log.cli._tokenizer import load_tokenizer
 from rollout_log.cli.show import tokenizer_for
 from rollout_log.counting import several
-from rollout_log.errors import RolloutLogError, SampleNotFound
+from rollout_log.errors import RolloutLogError
 from rollout_log.export.report import Report, by_interest
 from rollout_log.export.samples import Decode
 from rollout_log.log import Entry, LogReader
@@ -46,10 +46,7 @@ def run(
     tokenizer: arguments.Tokenizer = None,
 ) -> None:
     with open_source(log) as reader:
-        entries = by_interest(reader.samples(step=step))
-        if not entries:
-            what = "samples" if step is None else f"samples of step {step}"
-            raise SampleNotFound(f"there are no {what} in {log}; `rollout-log steps` lists what there is")
+        entries = by_interest(arguments.chosen(reader, step=step))
         decode = _decode(reader, entries, tokenizer)
         page = Report(reader, step, decode, limit=max_mb * _MB)
         for entry in progress("report", entries, len(entries)):

@@ -239,14 +239,20 @@ def _check(name: str, value: str, known: Sequence[str]) -> None:
 
 
 def open_all(sources: Sources) -> list[Source]:
-    """Open whatever a user may call a source."""
-    if isinstance(sources, (str, os.PathLike)):
-        from rollout_log.sources import open_source
+    """Open whatever a user may call a source; a path that is given twice is one."""
+    from rollout_log.sources import open_source
 
-        return [open_source(sources)]
-    if isinstance(sources, Sequence):
-        return [opened for each in sources for opened in open_all(each)]
-    return [sources]
+    if isinstance(sources, (str, os.PathLike)) or not isinstance(sources, Sequence):
+        sources = [sources]
+    found: list[Source] = []
+    places: set[str] = set()
+    for each in sources:
+        if not isinstance(each, (str, os.PathLike)):
+            found.append(each)
+        elif (place := os.path.realpath(each)) not in places:
+            places.add(place)
+            found.append(open_source(each))
+    return found
 
 
 def pace_of(pace: Pace) -> float:

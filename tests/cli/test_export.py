@@ -248,6 +248,33 @@ def test_parquet_without_pyarrow_says_what_to_install(run_log, call, tmp_path, m
     )
 
 
+@pytest.mark.parametrize(
+    ("args", "formats"),
+    [
+        (["jsonl", "--redact", "text"], "--to fixture"),
+        (["fixture", "--chunks"], "--to perfetto"),
+        (["trace", "--tokenizer", "x"], "--to jsonl and --to parquet"),
+    ],
+)
+def test_an_option_of_another_format_is_refused(args, formats, run_log, call, tmp_path):
+    done = call("export", run_log, "-o", tmp_path / "out", "--to", *args)
+    assert done.code == 2
+    assert done.err == f"rollout-log: {args[1]} is for {formats}; rollout-log export --help says more\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", ["fixture", "jsonl"])
+def test_a_key_that_is_named_twice_is_one_sample(to, run_log, call, export, tmp_path):
+    once = export(run_log, to, "math-1", "math-2", name="once").read_text()
+    done = call("export", run_log, "--to", to, "-o", tmp_path / "twice", "math-1", "math-2", "math-1@0")
+    assert (tmp_path / "twice").read_text() == once
+    assert done.err.endswith("with 2 samples\n")
+    assert (
+        call("replay", run_log, "--check", "math-1", "math-1").out == "1 sample replayed, all as recorded\n"
+    )
+    assert call("import", run_log, tmp_path / "log", "math-1", "math-1").out.startswith("1 sample copied")
+
+
 def test_an_unknown_format_or_key(run_log, call, tmp_path):
     assert call("export", run_log, "--to", "xml", "-o", tmp_path / "out").code == 2
     missing = call("export", run_log, "--to", "jsonl", "-o", tmp_path / "out", "math-9")

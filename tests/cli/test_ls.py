@@ -55,6 +55,15 @@ def test_nothing_found_is_said(options, said, run_log, call):
     assert (result.code, result.out, result.err) == (0, "", f"rollout-log: {said}\n")
 
 
+def test_no_filter_is_dropped(run_log, call):
+    done = call("ls", run_log, "--steps", "--status", "failed", "--went-on")
+    assert (done.code, done.out) == (2, "")
+    assert (
+        done.err
+        == "rollout-log: --steps has no use for --went-on, --status; rollout-log ls --help says more\n"
+    )
+
+
 def test_many_steps_are_named_by_their_ends(tmp_path, call):
     with Writer(tmp_path / "log") as writer:
         for step in range(0, 100, 10):

@@ -107,12 +107,32 @@ def test_the_sample_as_it_was_at_a_time(run_log, call):
     assert (before["status"], before["events"]) == ("pending", 1)
     later = call("replay", run_log, "math-2", "--at-time", 3600, "--json").json
     assert (later["status"], later["events"]) == ("completed", 15)
-    assert call("replay", run_log, "math-2", "--at-time", "2001-01-01T00:00", "--json").json["events"] == 0
+    early = call("replay", run_log, "math-2", "--at-time", -0.4)
+    assert (early.code, early.out) == (0, "")
+    assert early.err == "rollout-log: math-2 had not begun then: it began 400 ms later\n"
     refused = call("replay", run_log, "math-2", "--at-time", "yesterday")
     assert refused.code == 2
     told = " ".join(refused.err.replace("│", " ").split())
     for form in ("2026-05-01T22:30", "22:30:05", "90m", "2.5 for seconds after it began"):
         assert form in told
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ["--at-time", 0.5, "--at-event", 2],
+            "--at-event and --at-time do not go together: give one of them",
+        ),
+        (["--speed", 2, "--check"], "--speed and --check do not go together: give one of them"),
+        (["--check", "--tokenizer", "x"], "--check has no use for --tokenizer"),
+        (["--json", "--tokenizer", "x"], "--json has no use for --tokenizer"),
+    ],
+)
+def test_no_option_is_dropped(run_log, call, args, said):
+    done = call("replay", run_log, "math-2", *args)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"rollout-log: {said}; rollout-log replay --help says more\n"
 
 
 def test_check_finds_everything_as_recorded(run_log, call, tmp_path):

@@ -17,6 +17,7 @@ from rollout_log import cli
 from rollout_log.log import Log
 from rollout_log.record.proxy import serve_proxy
 from rollout_log.record.samples import Samples
+from rollout_log.replay.desk import Desk
 
 NAME = "c1-include-usage"
 
@@ -67,6 +68,10 @@ async def test_it_serves_a_log_and_says_what_was_not_asked_for(log, ended_by):
         out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
     assert out.decode() == "never asked for: 1 sample\n  'two'\n"
+
+
+async def test_a_log_that_is_given_twice_is_served_once(log):
+    assert len(Desk([log, str(log / ".." / "log")]).matcher.recordings) == 2
 
 
 async def test_a_miss_fails_it(log):
