@@ -125,8 +125,20 @@ def _call(verb: str, args: list[str]) -> None:
         command.main(args=args, prog_name=f"rollout-log {verb}")
     except BrokenPipeError:
         raise
-    except (RolloutLogError, OSError) as error:
+    except RolloutLogError as error:
         _fail(str(error) or type(error).__name__)
+    except OSError as error:
+        _fail(_plainly(error))
+
+
+def _plainly(error: OSError) -> str:
+    """Give what the system says, without the number that it has for it."""
+    if error.strerror is None or error.filename is None:
+        return error.strerror or str(error) or type(error).__name__
+    names = [
+        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))
+    ]
+    return f"{' and '.join(names) or error.filename}: {error.strerror}"
 
 
 def load(verb: str) -> Any:  # typer's Command, which it does not export

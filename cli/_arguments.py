@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 import msgspec
 import typer
 
-from rollout_log.cli._output import safe
+from rollout_log.cli._output import STDOUT, safe
 from rollout_log.errors import SampleNotFound
 from rollout_log.log import Entry, LogReader, Ref
 from rollout_log.request import Status as _Status
@@ -36,7 +36,7 @@ def _writable(file: Path | None) -> Path | None:
     if file is None:
         return None
     if str(file) == "-":
-        return Path("/dev/stdout")
+        return STDOUT
     folder = file.parent
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no directory {safe(folder)}: make it, or name another file")

@@ -10,16 +10,16 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_log.ascii_json import to_json
 from rollout_log.counting import several
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
+STDOUT = Path("/dev/stdout")
 # Controls, format characters (bidi among them), surrogates, line and paragraph separators.
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Format characters that scripts and emoji need; they change how their neighbours look, and no more.
@@ -87,7 +87,10 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 def say_written(path: Path, samples: int) -> None:
     """Say on stderr what has been written; a pipe or a device has no size."""
-    written = f"{safe(path)}, {size(path.stat().st_size)}" if path.is_file() else safe(path)
+    if path == STDOUT:
+        written = "standard output"
+    else:
+        written = f"{safe(path)}, {size(path.stat().st_size)}" if path.is_file() else safe(path)
     print(f"rollout-log: {written}, with {several(samples, 'sample')}", file=sys.stderr)
 
 

@@ -15,6 +15,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from rollout_log.errors import RolloutLogError
+from rollout_log.extras import missing
 
 __all__ = ["Decode", "TokenizerNotFound", "load_tokenizer", "pieces"]
 
@@ -58,10 +59,7 @@ def load_tokenizer(name: str, *, download: bool = False) -> Decode:
     except TokenizerNotFound:
         raise
     except ImportError as error:
-        raise TokenizerNotFound(
-            f"text needs the library {error.name!r}: install the extra `tokenizer` "
-            "(in a checkout: pip install '.[tokenizer]')"
-        ) from error
+        raise TokenizerNotFound(missing("text", "tokenizer", error)) from error
     except Exception as error:  # the libraries raise whatever comes, bare Exception included
         raise TokenizerNotFound(f"no tokenizer can be made of {name!r}: {_first_line(error)}") from error
 

@@ -4,11 +4,11 @@
               read as they do a log; FILE.gz and FILE.zst are compressed
     perfetto  a trace for ui.perfetto.dev, a track a sample
     trace     vime's and slime's trace carrier: FILE.pt for their own timeline
-              viewer (takes torch), else JSON
+              viewer (takes the extra torch), else JSON
     pt        the debug dump of one step, for --load-debug-rollout-data, or of
-              its evaluation (takes torch)
+              its evaluation (takes the extra torch)
     jsonl     a sample a line, as `show --json` has it
-    parquet   a row a sample, list columns (takes pyarrow)
+    parquet   a row a sample, list columns (takes the extra parquet)
 
 Without keys, --step, --status and --evaluation it is all samples. --redact leaves out of a fixture what
 people and models wrote (text), what the trainer knew (metadata), or headers; token ids stay.

@@ -14,7 +14,18 @@ import rollout_log
 ROOT = Path(rollout_log.__file__).parent
 
 LAYERS = (
-    {"ascii_json", "child", "counting", "errors", "events", "http_message", "problems", "sse", "versions"},
+    {
+        "ascii_json",
+        "child",
+        "counting",
+        "errors",
+        "events",
+        "extras",
+        "http_message",
+        "problems",
+        "sse",
+        "versions",
+    },
     {"columns", "http_server", "settings"},
     {"engines"},
     {"response", "stretch", "words"},

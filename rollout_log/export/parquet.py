@@ -16,6 +16,7 @@ import msgspec
 from rollout_log.ascii_json import to_json
 from rollout_log.errors import RolloutLogError
 from rollout_log.export.samples import Options, Sample, views, whole
+from rollout_log.extras import missing
 from rollout_log.view import SampleView
 
 __all__ = ["row", "write"]
@@ -30,7 +31,7 @@ def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise RolloutLogError("Parquet takes pyarrow: pip install pyarrow") from error
+        raise RolloutLogError(missing("a Parquet file", "parquet", error)) from error
     schema = _schema(pa)
     rows = (row(view) for sample in samples for view in views(sample, options.decode))
     with (

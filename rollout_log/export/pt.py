@@ -17,6 +17,7 @@ from rollout_log.counting import several
 from rollout_log.errors import RolloutLogError
 from rollout_log.events import Closed
 from rollout_log.export.samples import Options, Sample, whole
+from rollout_log.extras import missing
 from rollout_log.fold import Rollout
 from rollout_log.response import Choice
 from rollout_log.trainer.arrays import routed_experts
@@ -40,7 +41,7 @@ def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
     try:
         import torch
     except ImportError as error:
-        raise RolloutLogError(f"{path} takes PyTorch: pip install torch") from error
+        raise RolloutLogError(missing("a .pt file", "torch", error)) from error
     for sample in data["samples"]:
         for name in _INT32:
             if isinstance(sample.get(name), list):
@@ -68,8 +69,8 @@ def dump(samples: Iterable[Sample], step: int, *, evaluation: bool = False) -> J
     what = f"{'evaluation' if evaluation else 'step'} {step}"
     if not times:
         raise RolloutLogError(
-            f"no sample of {what} was closed as consumed ({several(left_out, 'other')} took part in it): the "
-            f"run has to use {_FLAGS[evaluation]}"
+            f"the log does not say which samples the trainer took for {what} "
+            f"({several(left_out, 'sample')} had a part in it): the run has to use {_FLAGS[evaluation]}"
         )
     if len(runs) > 1:
         raise RolloutLogError(f"{what} is in several runs, {', '.join(sorted(runs))}: read the log of one")
@@ -113,7 +114,9 @@ def _routing(stored: Any, choice: Choice) -> JSON:
 def _samples_missing(consumed: dict[int, Sample]) -> Iterator[str]:
     closings = [sample.rollout.closed or Closed() for sample in consumed.values()]
     count = max(1 + max(consumed), *(closed.of or 0 for closed in closings))
-    yield from (f"the sample consumed as number {order}" for order in range(count) if order not in consumed)
+    yield from (
+        f"the sample that was taken as number {order}" for order in range(count) if order not in consumed
+    )
 
 
 def _fields_missing(consumed: dict[int, Sample], found: Iterable[JSON]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from rollout_log.ascii_json import to_json
 from rollout_log.errors import RolloutLogError
 from rollout_log.export.samples import Options, Sample, text_file, whole
+from rollout_log.extras import missing
 from rollout_log.fold import Rollout
 from rollout_log.request import Request
 from rollout_log.times import first_token_ns, request_end_ns, sample_span_ns
@@ -37,9 +38,7 @@ def write(samples: Iterable[Sample], path: Path, options: Options) -> None:
     try:
         import torch
     except ImportError as error:
-        raise RolloutLogError(
-            f"{path}: a .pt file takes PyTorch (pip install torch); another name gives JSON"
-        ) from error
+        raise RolloutLogError(missing("a .pt file", "torch", error) + "; another name gives JSON") from error
     with whole(path) as draft:
         torch.save(data, draft)
 

@@ -194,7 +194,7 @@ class Desk:
         shown = ", ".join(held[:5]) + (", …" if len(held) > 5 else "")
         _logger.warning(
             "replay: nothing moves: %s held where the recording was aborted (%s). Abort the requests or "
-            "close their connections, or replay with at_cut='go' or 'end'",
+            "close their connections, or replay with at_cut='go' or 'end' (of `serve`: --at-cut go or end)",
             several(len(held), "response"),
             shown,
         )

@@ -14,9 +14,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
+from msgspec.inspect import FloatType, IntType, LiteralType, StructType, Type, UnionType, type_info
 
 from rollout_log.errors import RolloutLogError
 from rollout_log.replay.recording import Read
@@ -66,22 +67,33 @@ class Faults(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         """Read `name=value,…`, a bare `name` for `name=true`, or JSON. Raises RolloutLogError."""
         try:
             if text.lstrip().startswith("{"):
-                return msgspec.json.decode(text, type=cls)
+                return cls._of(msgspec.json.decode(text, type=dict[str, Any]), strict=True)
             pairs = [part.partition("=") for part in text.split(",") if part.strip()]
             fields = {name.strip(): value.strip() if equals else "true" for name, equals, value in pairs}
-            return msgspec.convert(fields, cls, strict=False)
+            return cls._of(fields, strict=False)
         except msgspec.MsgspecError as error:
-            raise RolloutLogError(
-                f"these are no faults: {text[:200]!r}: {error}. There are " + ", ".join(cls.__struct_fields__)
-            ) from None
+            raise RolloutLogError(f"these are no faults: {text[:200]!r}: {error}") from None
 
     @classmethod
     def load(cls, path: Path) -> Faults:
         """Read a JSON file. Raises OSError, or RolloutLogError which names the file."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            return cls._of(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]), strict=True)
         except msgspec.MsgspecError as error:
             raise RolloutLogError(f"{path} holds no faults: {error}") from None
+
+    @classmethod
+    def _of(cls, values: dict[str, Any], *, strict: bool) -> Faults:
+        """Make faults of their fields. Raises msgspec's ValidationError, which says what a field takes."""
+        for name, value in values.items():
+            try:
+                msgspec.convert({name: value}, cls, strict=strict)
+            except msgspec.ValidationError:
+                kinds = {field.name: field.type for field in cast("StructType", type_info(cls)).fields}
+                if name not in kinds:
+                    raise msgspec.ValidationError(f"there is no {name!r}, but {', '.join(kinds)}") from None
+                raise msgspec.ValidationError(f"{name} takes {_taken(kinds[name])}") from None
+        return msgspec.convert(values, cls, strict=strict)
 
     def strike(self, script: Script, *, attempt: int = 0) -> Script:
         """Return the script as the faults leave it; `faulty` when its end is not the recorded one."""
@@ -122,6 +134,20 @@ class Faults(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         if self.split:
             pieces = [part for piece in pieces for part in _split(piece, chance)]
         return script if pieces is script.pieces else replace(script, pieces=pieces)
+
+
+def _taken(kind: Type) -> str:
+    """Say in words what values a field takes."""
+    if isinstance(kind, UnionType):
+        return _taken(kind.types[0])
+    if isinstance(kind, LiteralType):
+        return " or ".join(map(str, kind.values))
+    if not isinstance(kind, (IntType, FloatType)):
+        return "true or false"
+    number = "a whole number" if isinstance(kind, IntType) else "a number"
+    if kind.ge is None:
+        return number
+    return f"{number} of {kind.ge} or more" if kind.le is None else f"{number} from {kind.ge} to {kind.le}"
 
 
 def _refused(script: Script, status: int, retry_after: float | None) -> Script:

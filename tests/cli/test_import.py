@@ -107,7 +107,7 @@ def test_a_fixture_may_go_to_standard_output(run_log, output, tmp_path):
     command += ["--to", "fixture", "-o", output]
     done = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
-    assert done.stderr == b"rollout-log: /dev/stdout, with 1 sample\n"
+    assert done.stderr == b"rollout-log: standard output, with 1 sample\n"
     assert done.stdout.startswith(b'{"rollout_log_fixture":[1,0]}\n{"event":"opened","key":"math-1"')
 
 

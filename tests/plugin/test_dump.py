@@ -111,13 +111,13 @@ def test_an_evaluation_that_was_not_closed_is_refused(rig: Rig, log: Path) -> No
     _, trainer = rig(**{**EVALUATED, "custom_eval_rollout_log_function_path": None})
     trainer.evaluate(0, DATASETS)
     close_session()
-    with pytest.raises(RolloutLogError, match=r"no sample of evaluation 0 was closed .*log_eval_metrics"):
+    with pytest.raises(RolloutLogError, match=r"not say .* took for evaluation 0 .*log_eval_metrics"):
         dumped(log, 0, evaluation=True)
 
 
 def test_a_step_that_was_not_closed_is_refused(rig: Rig, log: Path) -> None:
     two_steps(rig)
-    with pytest.raises(RolloutLogError, match=r"no sample of step 1 was closed as consumed.*log_metrics"):
+    with pytest.raises(RolloutLogError, match=r"not say .* took for step 1 .*log_metrics"):
         dumped(log, 1)
 
 
@@ -126,10 +126,10 @@ def test_what_is_missing_is_named(rig: Rig, log: Path) -> None:
     with LogReader.open(log) as reader:
         samples = list(samples_of(reader, list(reader.samples(step=0))))
     by_order = {each.rollout.closed.order: each for each in samples if each.rollout.closed.step == 0}
-    with pytest.raises(RolloutLogError, match="the sample consumed as number 1"):
+    with pytest.raises(RolloutLogError, match="the sample that was taken as number 1"):
         pt.dump([each for order, each in by_order.items() if order != 1], 0)
     last = max(by_order)
-    with pytest.raises(RolloutLogError, match=f"the sample consumed as number {last}"):
+    with pytest.raises(RolloutLogError, match=f"the sample that was taken as number {last}"):
         pt.dump([each for order, each in by_order.items() if order != last], 0)
     left_out = storable({"pixel_values": np.zeros((300, 300))})
     by_order[2].rollout.closed.sample["multimodal_train_inputs"] = left_out

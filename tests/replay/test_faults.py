@@ -159,10 +159,23 @@ def test_how_they_are_written(text, faults):
     assert Faults.parse(text) == faults
 
 
-@pytest.mark.parametrize("text", ["explode", "rate=2", '{"drop": "gently"}', "drop_after=-1", "{"])
-def test_what_is_no_fault_is_refused(text):
-    with pytest.raises(RolloutLogError, match="these are no faults"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("explode", "there is no 'explode', but seed, rate, attempts, "),
+        ("rate=2", "rate takes a number from 0 to 1"),
+        ('{"drop": "gently"}', "drop takes fin or rst"),
+        ("split,drop_after", "drop_after takes a whole number of 0 or more"),
+        ("drop_after=-1", "drop_after takes a whole number of 0 or more"),
+        ('{"drop_after": "3"}', "drop_after takes a whole number of 0 or more"),
+        ("split=20x", "split takes true or false"),
+        ("{", ""),
+    ],
+)
+def test_what_is_no_fault_is_refused(text, why):
+    with pytest.raises(RolloutLogError) as refused:
         Faults.parse(text)
+    assert str(refused.value).startswith(f"these are no faults: {text!r}: {why}")
 
 
 def test_a_file_of_faults(tmp_path):

@@ -151,6 +151,7 @@ def test_without_a_limit_it_is_said_once_and_held_on(clock, caplog):
     assert played.held
     [said] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "nothing moves: 1 response held where the recording was aborted ('k' request 0)" in said.message
+    assert "--at-cut go or end" in said.message
     assert desk.held_out == []
 
 
