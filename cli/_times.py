@@ -8,16 +8,23 @@ from datetime import datetime
 
 import typer
 
-__all__ = ["brief_clock", "clock", "duration", "parse_time"]
+from rollout_log.undated import since_epoch_ns
+
+__all__ = ["brief_clock", "clock", "duration", "parse_time", "time_of_day"]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def clock(unix_ns: int) -> str:
-    """Show a wall-clock stamp in local time, to the second; nothing for 0."""
+    """Show a wall-clock stamp in local time, to the second; nothing for 0.
+
+    A fixture has no date: `1.2 s into the fixture`.
+    """
     if unix_ns <= 0:
         return ""
+    if (since_ns := since_epoch_ns(unix_ns)) is not None:
+        return f"{_since(since_ns)} into the fixture"
     try:
         return datetime.fromtimestamp(unix_ns // 10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):  # a stamp that no calendar has
@@ -25,9 +32,20 @@ def clock(unix_ns: int) -> str:
 
 
 def brief_clock(unix_ns: int) -> str:
-    """As `clock`, for a column: without the year and the seconds."""
+    """As `clock`, for a column: without the year and the seconds, and `+1.2 s` in a fixture."""
+    if (since_ns := since_epoch_ns(unix_ns)) is not None:
+        return f"+{_since(since_ns)}"
     shown = clock(unix_ns)
     return shown[5:16] if shown[4:5] == "-" else shown
+
+
+def time_of_day(unix_ns: int) -> str:
+    """As `clock`, for a line: without the date, and `+1.2 s` in a fixture."""
+    return brief_clock(unix_ns) if since_epoch_ns(unix_ns) is not None else clock(unix_ns)[11:]
+
+
+def _since(since_ns: int) -> str:
+    return duration(since_ns / 1e9) if since_ns else "0 s"
 
 
 def duration(seconds: float | None) -> str:

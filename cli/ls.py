@@ -3,6 +3,7 @@
 `--step` takes every sample that took part in the step; with `--went-on` only those that were cut there and
 belong to a later one now. Times are `2026-05-01T22:30`, `22:30` for today, or `90m` for 90 minutes ago.
 Weights are the versions that the engine told; it says "default" while nobody has set one.
+A fixture has no date: what is in it began so long after its first sample.
 
 Example:
 

@@ -46,9 +46,7 @@ def _print(found: Statistics) -> None:
         "samples": f"{found.samples:,}" + (f": {statuses}" if statuses else ""),
         "requests": f"{found.requests:,}",
         "tokens": f"{found.tokens:,}" + (f", and {found.discarded:,} thrown away" if found.discarded else ""),
-        "time": f"{clock(found.began_unix_ns)}, for {duration(_seconds(found))}"
-        if found.began_unix_ns
-        else None,
+        "time": _time(found),
         "tokens a second": _rate(found.tokens_per_second),
         "over time": _timeline(found.timeline),
         "first token": _spread(found.first_token),
@@ -64,8 +62,16 @@ def _print(found: Statistics) -> None:
     print_facts({name: value for name, value in facts.items() if value is not None})
 
 
-def _seconds(found: Statistics) -> float:
-    return (found.updated_unix_ns - found.began_unix_ns) / 1e9
+def _time(found: Statistics) -> str | None:
+    if not found.began_unix_ns:
+        return None
+    seconds = (found.updated_unix_ns - found.began_unix_ns) / 1e9
+    without = (
+        f"; without {several(found.undated, 'sample')} of fixtures, which have no date"
+        if 0 < found.undated < found.samples
+        else ""
+    )
+    return f"{clock(found.began_unix_ns)}, for {duration(seconds)}{without}"
 
 
 def _rate(rate: float | None) -> str | None:
@@ -105,4 +111,4 @@ def _sealing(found: Statistics) -> str | None:
         return None
     if found.sealed_bytes >= found.block_bytes:
         return "done"
-    return f"would leave about {found.sealed_bytes / found.block_bytes:.0%} of the blocks"
+    return f"would leave about {size(found.sealed_disk_bytes)} of {size(found.disk_bytes)}"

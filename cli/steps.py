@@ -2,8 +2,10 @@
 
 A sample counts in its latest step, with its retries and thrown-away tokens, whenever they were; `report`
 has those in the step in which they happened. "went on" says how many began in a step and are counted in a
-later one (`ls --step N --went-on`). "thrown away" are tokens that were generated and dropped by a retry or
-a trim. Weights are the versions that the engine told; it says "default" while nobody has set one.
+later one (`ls --step N --went-on`). "began" and "took" are the step's own: from the first request sent in it
+to the last end of one, also of samples that went on. "thrown away" are tokens that were generated and
+dropped by a retry or a trim. Weights are the versions that the engine told; it says "default" while nobody
+has set one. A fixture has no date: what is in it began so long after its first sample.
 
 Example:
 

@@ -23,7 +23,7 @@ import typer
 
 from rollout_log.cli._arguments import JsonLines, LogPath
 from rollout_log.cli._output import console, print_json, safe
-from rollout_log.cli._times import clock, duration
+from rollout_log.cli._times import duration, time_of_day
 from rollout_log.counting import several
 from rollout_log.sources import open_source
 from rollout_log.watching import Glance, Happening, Watcher
@@ -76,7 +76,7 @@ def _write_lines(glance: Glance) -> None:
 
 def _line(happening: Happening) -> str:
     detail = f" ({safe(happening.detail)})" if happening.detail else ""
-    when = clock(happening.unix_ns)[11:]
+    when = time_of_day(happening.unix_ns)
     return (
         f"{when} {safe(happening.name)} {safe(happening.what)}{detail}, {several(happening.tokens, 'token')}"
     )

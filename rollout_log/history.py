@@ -23,6 +23,8 @@ class History(msgspec.Struct):
     first_step: int | None = None
     last_step: int | None = None
     steps_differ: bool = False
+    spans: dict[int, tuple[int, int]] = {}
+    """By step, when its first request was sent and when its last one that is over ended, in ns since 1970."""
     wanting: set[int] = set()
     """Numbers of the requests that asked for log-probs."""
     dispatched: dict[int, str] = {}
@@ -36,6 +38,7 @@ class History(msgspec.Struct):
         self.resumes += request.cause == "resume"
         if before is not None:
             self.bytes += before.bytes
+            self._end(before)
             if request.cause == "retry":
                 ended = before.ended or "superseded"
                 self.retries[ended] = self.retries.get(ended, 0) + 1
@@ -44,10 +47,17 @@ class History(msgspec.Struct):
                 self.first_step = request.step
             self.steps_differ |= request.step != self.first_step
             self.last_step = request.step
+            if request.sent_unix_ns:
+                self.spans.setdefault(request.step, (request.sent_unix_ns, request.sent_unix_ns))
         if request.wants_logprobs:
             self.wanting.add(request.number)
         if request.weight_version:
             self.dispatched[request.number] = request.weight_version
+
+    def _end(self, request: Request) -> None:
+        if request.step is not None and (span := self.spans.get(request.step)) is not None:
+            ended = request.sent_unix_ns + 1000 * (request.last_time or 0)
+            self.spans[request.step] = span[0], max(span[1], ended)
 
     def note(self, found: Problem) -> None:
         """Keep a problem for good."""
@@ -59,6 +69,7 @@ class History(msgspec.Struct):
         return msgspec.structs.replace(
             self,
             retries=self.retries.copy(),
+            spans=self.spans.copy(),
             wanting=self.wanting.copy(),
             dispatched=self.dispatched.copy(),
             problems=self.problems.copy(),

@@ -22,6 +22,7 @@ from rollout_log.log.block import COLUMNS
 from rollout_log.log.directory import segments_of, writer_start_ns, writers_of
 from rollout_log.log.group import Run, pack_group, split_events
 from rollout_log.log.sealing import GROUP
+from rollout_log.undated import since_epoch_ns
 
 __all__ = ["Distribution", "Moment", "Statistics", "measure"]
 
@@ -33,6 +34,8 @@ _NEIGHBOURS = 8
 """Samples that are looked into side by side: in a sealed segment, neighbours are unpacked together."""
 _MOST_PACKED = 16 << 20
 """Bytes of events that are packed to see what sealing gains: a second or two."""
+_SEALED_SAMPLE, _SEALED_FILE = 100, 700
+"""About so many bytes has a sealed segment beside its events, for each sample and in all."""
 
 
 class Distribution(msgspec.Struct):
@@ -73,8 +76,11 @@ class Statistics(msgspec.Struct):
     """As they arrived."""
     began_unix_ns: int
     updated_unix_ns: int
+    undated: int
+    """Samples that came from a fixture and have no date: where others have one, they are left out of the
+    time, of the rate and of the timeline."""
     tokens_per_second: float | None
-    """From the first sample's beginning to the last update."""
+    """From the first sample's beginning to the last update, thrown away or not."""
     looked_at: int
     """Samples of which the events were read, for everything below."""
     timeline: list[Moment]
@@ -92,29 +98,39 @@ class Statistics(msgspec.Struct):
     """What the blocks hold, before compression."""
     sealed_bytes: int
     """What they weigh in sealed segments, or would; some are packed to see, where there are many."""
+    sealed_disk_bytes: int
+    """What the files of the whole log weigh once all are sealed, about; 0 for a fixture."""
 
 
 def measure(reader: LogReader, most: int | None = 1000) -> Statistics:
     """Measure a log; at most `most` samples are looked into, None for all."""
     entries = list(reader.samples())
     statuses: Counter[str] = Counter(entry.summary.status for entry in entries)
-    began = min((entry.summary.opened_unix_ns for entry in entries), default=0)
-    updated = max((entry.summary.updated_unix_ns for entry in entries), default=0)
-    tokens = sum(entry.summary.tokens for entry in entries)
-    discarded = sum(entry.summary.discarded for entry in entries)
+    dated = [entry for entry in entries if _is_dated(entry)]
+    timed = dated or entries
+    began = min((entry.summary.opened_unix_ns for entry in timed), default=0)
+    updated = max((entry.summary.updated_unix_ns for entry in timed), default=0)
+    generated = sum(entry.summary.tokens + entry.summary.discarded for entry in timed)
     writers, files = _files(reader)
     seen = _Measured()
     picked = _pick(entries, most)
+    stored = bool(writers)
     for entry in picked:
-        stored = bool(writers)
-        seen.read(reader.blocks(entry.ref), stored=stored, live=stored and _was_live(entry))
+        seen.read(
+            reader.blocks(entry.ref),
+            stored=stored,
+            live=stored and _was_live(entry),
+            timed=not dated or _is_dated(entry),
+        )
     seconds = (updated - began) / 1e9
+    timed_picked = sum(map(_is_dated, picked)) if dated else len(picked)
+    sealed = seen.sealed_bytes
     return Statistics(
         samples=len(entries),
         statuses=dict(statuses.most_common()),
         requests=sum(entry.summary.requests for entry in entries),
-        tokens=tokens,
-        discarded=discarded,
+        tokens=sum(entry.summary.tokens for entry in entries),
+        discarded=sum(entry.summary.discarded for entry in entries),
         events=sum(entry.summary.events for entry in entries),
         writers=writers,
         segments=len(files),
@@ -122,9 +138,10 @@ def measure(reader: LogReader, most: int | None = 1000) -> Statistics:
         response_bytes=sum(entry.summary.bytes for entry in entries),
         began_unix_ns=began,
         updated_unix_ns=updated,
-        tokens_per_second=(tokens + discarded) / seconds if seconds > 0 else None,
+        undated=len(entries) - len(dated),
+        tokens_per_second=generated / seconds if seconds > 0 else None,
         looked_at=len(picked),
-        timeline=seen.timeline(len(entries) / len(picked) if picked else 1.0),
+        timeline=seen.timeline(len(timed) / timed_picked if timed_picked else 1.0),
         first_token=seen.first_token.distribution(),
         between_tokens=seen.between_tokens.distribution(),
         loss_window=seen.loss_window.distribution(),
@@ -132,7 +149,8 @@ def measure(reader: LogReader, most: int | None = 1000) -> Statistics:
         events_per_block=seen.events / seen.blocks if seen.blocks else None,
         block_bytes=seen.block_bytes,
         event_bytes=seen.event_bytes,
-        sealed_bytes=seen.sealed_bytes,
+        sealed_bytes=sealed,
+        sealed_disk_bytes=_sealed_disk(sealed, len(entries), len(picked), len(files)),
     )
 
 
@@ -150,6 +168,16 @@ def _files(reader: LogReader) -> tuple[int, list[Path]]:
     folders = [folder for log in reader.logs if log.is_dir() for folder in writers_of(log)]
     files = [log for log in reader.logs if log.is_file()]
     return len(folders), files + [segment for folder in folders for segment in segments_of(folder)]
+
+
+def _sealed_disk(sealed: int, samples: int, looked_at: int, files: int) -> int:
+    if not sealed:
+        return 0
+    return round(sealed * samples / looked_at) + _SEALED_SAMPLE * samples + _SEALED_FILE * files
+
+
+def _is_dated(entry: Entry) -> bool:
+    return since_epoch_ns(entry.summary.opened_unix_ns) is None
 
 
 def _was_live(entry: Entry) -> bool:
@@ -231,10 +259,10 @@ class _Measured:
         self._arrivals: Counter[int] = Counter()
         """Tokens by second."""
 
-    def read(self, blocks: Iterator[Block], *, stored: bool, live: bool) -> None:
+    def read(self, blocks: Iterator[Block], *, stored: bool, live: bool, timed: bool) -> None:
         """Take in a sample; its blocks as well where a log stores them. A fixture has none.
 
-        `live`: they were committed as they came.
+        `live`: they were committed as they came. `timed`: its tokens are of the timeline.
         """
         rollout = Rollout()
         last: dict[int, int] = {}
@@ -245,7 +273,7 @@ class _Measured:
             if live and block.codec != COLUMNS:  # a sealed one is no longer what was committed together
                 self._wait(events)
             for event in events:
-                self._apply(rollout, event, last)
+                self._apply(rollout, event, last, timed=timed)
 
     @property
     def sealed_bytes(self) -> int:
@@ -267,7 +295,7 @@ class _Measured:
         for found in times.values():
             self.loss_window.add((max(found) - min(found)) / 1e6)
 
-    def _apply(self, rollout: Rollout, event: Event, last: dict[int, int]) -> None:
+    def _apply(self, rollout: Rollout, event: Event, last: dict[int, int], *, timed: bool) -> None:
         request = rollout.request
         before = 0 if request is None or isinstance(event, Requested) else request.tokens
         rollout.apply(event)
@@ -279,8 +307,9 @@ class _Measured:
         else:
             self.first_token.add(event.time / 1e6)
         last[request.number] = event.time
-        second = (request.sent_unix_ns + 1000 * event.time) // 10**9
-        self._arrivals[second] += request.tokens - before
+        if timed:
+            second = (request.sent_unix_ns + 1000 * event.time) // 10**9
+            self._arrivals[second] += request.tokens - before
 
     def timeline(self, scale: float) -> list[Moment]:
         if not self._arrivals:

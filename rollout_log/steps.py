@@ -42,9 +42,9 @@ class StepView(msgspec.Struct):
     """Of all tokens, from 0 to 1; null when there are none."""
     weight_versions: list[str] = []
     began_unix_ns: int = 0
-    """The first sample that began in this step; where all were resumed, the first of those."""
+    """When the first request was sent in this step, also of samples that went on; 0: unknown."""
     updated_unix_ns: int = 0
-    """The last time a sample of it began, ended or was closed."""
+    """When the last of these ended, or a sample that is counted here was closed."""
     problems: dict[str, int] = {}
     """How often each problem code occurred."""
     errors: int = 0
@@ -61,8 +61,7 @@ class _Tally:
         self.retries: Counter[str] = Counter()
         self.problems: Counter[str] = Counter()
         self.versions: set[str] = set()
-        self.began: list[int] = []
-        self.continued: list[int] = []
+        self.began_unix_ns: int | None = None
 
     def add(self, summary: Summary) -> None:
         view = self.view
@@ -73,17 +72,19 @@ class _Tally:
         view.tokens += summary.tokens
         view.discarded += summary.discarded
         view.errors += summary.errors
-        view.updated_unix_ns = max(view.updated_unix_ns, summary.updated_unix_ns)
         self.versions.update(summary.versions)
         if summary.retries:
             self.retries.update(summary.retries)
         if summary.problems:
             self.problems.update(summary.problems)
-        if summary.resumed_from is None:
-            self.began.append(summary.opened_unix_ns)
-        else:
-            self.continued.append(summary.opened_unix_ns)
+        if summary.resumed_from is not None:
             self.resumed_from[str(summary.resumed_from)] += 1
+
+    def last(self, began_unix_ns: int | None, ended_unix_ns: int) -> None:
+        """Take in how long a sample was in the step."""
+        if began_unix_ns is not None:
+            self.began_unix_ns = min(self.began_unix_ns or began_unix_ns, began_unix_ns)
+        self.view.updated_unix_ns = max(self.view.updated_unix_ns, ended_unix_ns)
 
     def close(self) -> StepView:
         view = self.view
@@ -93,7 +94,7 @@ class _Tally:
         view.retries = dict(self.retries.most_common())
         view.problems = dict(self.problems.most_common())
         view.weight_versions = sorted(self.versions, key=version_order)
-        view.began_unix_ns = min(self.began or self.continued or [0])
+        view.began_unix_ns = self.began_unix_ns or 0
         if generated := view.tokens + view.discarded:
             view.discarded_share = view.discarded / generated
         return view
@@ -103,18 +104,32 @@ def by_step(summaries: Iterable[Summary]) -> list[StepView]:
     """Tally samples by run, step and purpose, in order; training before evaluation, no step last."""
     tallies: dict[tuple[str, int | None, bool], _Tally] = {}
     left: Counter[tuple[str, int | None, bool]] = Counter()
+    elsewhere: dict[tuple[str, int | None, bool], tuple[int, int]] = {}
+    """When samples were in steps that they are not counted in."""
     for summary in summaries:
         key = (summary.run, summary.step, summary.evaluation)
         tally = tallies.get(key)
         if tally is None:
             tally = tallies[key] = _Tally(*key[:2], evaluation=key[2])
         tally.add(summary)
+        began = summary.opened_unix_ns if summary.resumed_from is None else None
+        for step, first, last in summary.spans:
+            if step == summary.step:
+                began = first
+            else:
+                place = (summary.run, step, summary.evaluation)
+                known = elsewhere.get(place, (first, last))
+                elsewhere[place] = min(known[0], first), max(known[1], last)
+        tally.last(began, summary.updated_unix_ns)
         if summary.resumed_from is not None:
             left[summary.run, summary.resumed_from, summary.evaluation] += 1
     for key, count in left.items():
         if key not in tallies:
             tallies[key] = _Tally(*key[:2], evaluation=key[2])
         tallies[key].view.went_on = count
+    for key, span in elsewhere.items():
+        if key in tallies:  # a step that no sample began in or is counted in has no line
+            tallies[key].last(*span)
     return [tallies[key].close() for key in sorted(tallies, key=_order)]
 
 

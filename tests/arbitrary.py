@@ -22,7 +22,7 @@ from rollout_log.events import (
     Unknown,
     Unrecorded,
 )
-from rollout_log.fixture.lines import EPOCH_NS
+from rollout_log.undated import EPOCH_NS
 
 naturals = st.integers(0, 2**40)
 text = st.text(max_size=20)

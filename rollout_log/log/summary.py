@@ -46,6 +46,9 @@ class Summary(msgspec.Struct, array_like=True, omit_defaults=False, gc=False):
     """The trainer's step that the sample went on from."""
     bytes: int = 0
     """Response bytes as they arrived."""
+    spans: list[tuple[int, int, int]] = []
+    """Where requests were in several steps: each step, when its first request was sent and when its last one
+    that was followed by another ended, in ns since 1970."""
 
 
 encode_summary = msgspec.msgpack.Encoder().encode

@@ -41,5 +41,6 @@ def summarize(rollout: Rollout) -> Summary:
         trainer_status=closed.status if closed else None,
         prompt_tokens=len(rollout.prompt_token_ids),
         resumed_from=history.first_step if history.steps_differ else None,
+        spans=[(step, *span) for step, span in history.spans.items()] if history.steps_differ else [],
         bytes=history.bytes + (request.bytes if request is not None else 0),
     )

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from rollout_log.events import Event, Marked, Opened
 from rollout_log.fixture import FixtureReader, write_fixture
-from rollout_log.fixture.lines import EPOCH_NS, decode_line, encode_line
+from rollout_log.fixture.lines import decode_line, encode_line
 from rollout_log.sources import open_source
+from rollout_log.undated import EPOCH_NS
 
 __all__ = ["Recordings"]
 

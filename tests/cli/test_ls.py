@@ -9,8 +9,9 @@ import pytest
 import typer
 
 from recorded import Writer, frame
-from rollout_log.cli._times import clock, duration, parse_time
+from rollout_log.cli._times import brief_clock, clock, duration, parse_time
 from rollout_log.log import LogReader
+from rollout_log.undated import EPOCH_NS
 
 ALL = ["math-1", "math-2", "math-3", "chat-1", "chat-2", "held-out"]
 
@@ -158,9 +159,17 @@ def test_times():
 
 def test_clock_is_local_and_survives_nonsense():
     assert clock(0) == ""
-    assert clock(10**18) == datetime.fromtimestamp(10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    assert clock(15 * 10**17) == datetime.fromtimestamp(15 * 10**8).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     assert clock(2**63 - 1).startswith("2262-")
     assert clock(10**30) == str(10**30)
+
+
+@pytest.mark.parametrize(
+    ("since_ns", "shown"), [(0, "0 s"), (2_400_000_000, "2.4 s"), (86_400 * 10**9, "24h00m")]
+)
+def test_the_time_in_a_fixture_is_since_its_beginning(since_ns, shown):
+    assert clock(EPOCH_NS + since_ns) == f"{shown} into the fixture"
+    assert brief_clock(EPOCH_NS + since_ns) == f"+{shown}"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,35 @@ def test_people_get_a_line_a_fact(timed_log, call):
     assert facts["tokens"] == "40, and 10 thrown away"
     assert facts["first token"] == "median 100 ms, 99th percentile 100 ms, largest 100 ms"
     assert facts["over time"] == "██████████ (1.0 s each, at most 4 a second)"
+    on_disk = facts["on disk"].partition(" in ")[0]
     assert facts["sealing"].startswith("would leave about ")
+    assert facts["sealing"].endswith(f" of {on_disk}")
+
+
+@pytest.mark.parametrize("fixture", ["demo", "partial-rollout", "finishes"])
+def test_what_sealing_would_leave_is_what_it_leaves(fixture, root, tmp_path, call):
+    log = tmp_path / "log"
+    assert call("import", root / "fixtures" / f"{fixture}.jsonl.zst", log).code == 0
+    expected = call("stats", log, "--json").json["sealed_disk_bytes"]
+    assert call("seal", log).code == 0
+    assert next(log.glob("*/*.sealed")).stat().st_size == pytest.approx(expected, rel=0.1)
+    assert call("stats", log).lines[-1].split() == ["sealing", "done"]
+
+
+def test_imported_samples_without_a_date_are_left_out_of_the_time(timed_log, root, call, monkeypatch):
+    monkeypatch.undo()
+    alone = call("stats", timed_log, "--json").json
+    assert call("import", root / "fixtures" / "partial-rollout.jsonl.zst", timed_log).code == 0
+    mixed = call("stats", timed_log, "--json").json
+    assert (alone["undated"], mixed["undated"], mixed["samples"]) == (0, 9, 19)
+    for name in ("began_unix_ns", "updated_unix_ns", "tokens_per_second", "timeline"):
+        assert mixed[name] == alone[name], name
+    assert "for 10.0 s; without 9 samples of fixtures, which have no date" in call("stats", timed_log).out
+
+
+def test_the_time_of_a_fixture_alone_is_its_own(root, call):
+    lines = call("stats", root / "fixtures" / "partial-rollout.jsonl.zst").lines
+    assert lines[3].split(maxsplit=1) == ["time", "0 s into the fixture, for 14.9 s"]
 
 
 def test_a_fixture_has_a_size_and_no_blocks(timed_log, tmp_path, call):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from recorded import Writer, frame
 from rollout_log.log import Summary
 from rollout_log.steps import by_step
+from rollout_log.undated import EPOCH_NS
 
 
 def test_a_step_is_counted_from_its_samples(run_log, call):
@@ -61,6 +62,33 @@ def test_logs_of_several_runs_are_kept_apart(tmp_path, call):
 def test_samples_that_all_left_a_step_still_make_a_line():
     steps = by_step([Summary(key="k", step=5, resumed_from=4, status="completed")])
     assert [(step.step, step.samples, step.went_on) for step in steps] == [(4, 0, 1), (5, 1, 0)]
+
+
+def test_a_step_began_and_took_what_happened_in_it(root, call):
+    steps = call("steps", root / "fixtures" / "partial-rollout.jsonl.zst", "--json").json_lines
+    spans = [
+        ((step["began_unix_ns"] - EPOCH_NS) / 1e9, (step["updated_unix_ns"] - EPOCH_NS) / 1e9)
+        for step in steps
+    ]
+    assert [(round(began, 3), round(ended, 3)) for began, ended in spans] == [
+        (0.001, 2.485),  # its last request that ended is one of a sample that went on
+        (2.523, 10.478),
+        (10.498, 14.891),
+    ]
+
+
+def test_where_no_sample_says_when_it_went_on_the_beginning_is_unknown():
+    (_, step) = by_step([Summary(key="k", step=5, resumed_from=4, opened_unix_ns=7, updated_unix_ns=9)])
+    assert (step.began_unix_ns, step.updated_unix_ns) == (0, 9)
+
+
+def test_a_step_that_a_sample_only_passed_through_has_no_line():
+    spans = [(0, 10, 20), (1, 30, 40), (2, 50, 50)]
+    steps = by_step([Summary(key="k", step=2, resumed_from=0, spans=spans, updated_unix_ns=60)])
+    assert [(step.step, step.began_unix_ns, step.updated_unix_ns) for step in steps] == [
+        (0, 10, 20),
+        (2, 50, 60),
+    ]
 
 
 def test_order_is_by_number_with_no_step_last():

@@ -52,7 +52,12 @@ function duration(ms) {
   return `${Math.floor(minutes / 60)}h${String(minutes % 60).padStart(2, "0")}m`;
 }
 
+// A fixture has no date: its clock begins here (undated.py).
+const EPOCH = 1e12;
+const LONGEST = 1e11;
+
 function clock(ms) {
+  if (ms >= EPOCH && ms < EPOCH + LONGEST) return `${ms > EPOCH ? duration(ms - EPOCH) : "0 s"} into the fixture`;
   const date = new Date(ms);
   if (!(ms > 0) || Number.isNaN(date.getTime())) return "";
   const two = (number) => String(number).padStart(2, "0");
