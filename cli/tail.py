@@ -1,7 +1,8 @@
 """Watch a log being written: what runs, how fast, and what becomes of it.
 
 On a terminal it is a view that is renewed until Ctrl-C; elsewhere, or with --json, a line for each thing
-that happens: a sample's end, a retry, a resumption.
+that happens: a sample's end, a retry, a resumption. A sample that failed or was aborted "so far" may be
+retried or resumed.
 
 Example:
 
@@ -25,6 +26,7 @@ from rollout_log.cli._arguments import JsonLines, LogPath
 from rollout_log.cli._output import console, print_json, safe
 from rollout_log.cli._times import duration, time_of_day
 from rollout_log.counting import several
+from rollout_log.errors import NotALog
 from rollout_log.sources import open_source
 from rollout_log.watching import Glance, Happening, Watcher
 
@@ -44,10 +46,12 @@ def run(
 ) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     with open_source(log) as reader:
+        if log.is_file():
+            raise NotALog(f"{log} is a fixture, which does not grow; `rollout-log ls` lists it")
         watcher = Watcher(reader)
         try:
             if json or not sys.stdout.isatty():
-                _look(watcher, every, _write_json if json else _write_lines)
+                _look(watcher, every, _write_json if json else _LineWriter())
             else:
                 _show(watcher, every, str(log))
         except KeyboardInterrupt:
@@ -68,10 +72,19 @@ def _write_json(glance: Glance) -> None:
     sys.stdout.flush()
 
 
-def _write_lines(glance: Glance) -> None:
-    for happening in glance.happened:
-        print(_line(happening))
-    sys.stdout.flush()
+class _LineWriter:
+    """Writes how things stand, and from then on what happens."""
+
+    def __init__(self) -> None:
+        self._began = False
+
+    def __call__(self, glance: Glance) -> None:
+        if not self._began:
+            print(_headline(glance))
+            self._began = True
+        for happening in glance.happened:
+            print(_line(happening))
+        sys.stdout.flush()
 
 
 def _line(happening: Happening) -> str:
@@ -143,4 +156,5 @@ def _view(glance: Glance, latest: deque[Happening], title: str, width: int, heig
 def _headline(glance: Glance) -> str:
     statuses = ", ".join(f"{count:,} {status}" for status, count in glance.statuses.items())
     counts = several(glance.samples, "sample") + (f": {statuses}" if statuses else "")
-    return f"{counts}; {glance.tokens_per_second:,.0f} tokens a second"
+    rate = f"{glance.tokens_per_second:,.0f} tokens a second" if glance.running else "nothing is running"
+    return f"{counts}; {rate}"

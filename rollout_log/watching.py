@@ -45,6 +45,7 @@ class Happening(msgspec.Struct):
     """A status, `retry` or `resume`."""
     tokens: int
     detail: str | None
+    """The finish reason, what a retry came after, or `so far`: it may yet be retried or resumed."""
 
 
 class Glance(msgspec.Struct):
@@ -148,4 +149,5 @@ def _happenings(entry: Entry, before: Summary | None) -> Iterator[Happening]:
     for _ in range(after.resumes - before.resumes):
         yield happening("resume", None if after.resumed_from is None else f"from step {after.resumed_from}")
     if after.status != "pending" and (after.status, after.requests) != (before.status, before.requests):
-        yield happening(after.status, after.finish_reason)
+        open_ended = after.status in ("failed", "aborted") and after.trainer_status is None
+        yield happening(after.status, after.finish_reason or ("so far" if open_ended else None))

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from recorded import Writer, frame
+from rollout_log.events import Closed
 from rollout_log.log import LogReader
 from rollout_log.watching import Happening, Watcher
 
@@ -83,7 +84,22 @@ def test_what_came_and_went_between_two_looks_is_told(watched):
     writer, watcher = watched
     writer.request("k", status=500, body=b"broken")
     writer.log.flush_sync()
+    assert told(watcher.look()) == [("k", "failed", 0, "so far")]
+
+
+def test_a_sample_that_the_trainer_took_as_failed_is_no_longer_so_far(watched):
+    writer, watcher = watched
+    exchange = writer.request("k", status=500, body=b"broken")
+    exchange.sample.rollout.apply(closed := Closed(status="failed"))
+    exchange.sample.write([closed], summarized=True)
+    writer.log.flush_sync()
     assert told(watcher.look()) == [("k", "failed", 0, None)]
+
+
+def test_a_fixture_is_not_watched(root, call):
+    result = call("tail", root / "fixtures" / "demo.jsonl.zst")
+    assert (result.code, result.out) == (2, "")
+    assert "is a fixture, which does not grow" in result.err
 
 
 def lines_of(process):
@@ -119,9 +135,11 @@ def test_in_a_pipe_it_is_a_line_a_happening_until_it_is_told_to_end(tmp_path, en
 
             thread = threading.Thread(target=record)
             thread.start()
-            plain, as_json = (lines_of(process)(2) for process in processes)
+            standing, *plain = lines_of(processes[0])(3)
+            as_json = lines_of(processes[1])(2)
             stop.set()
             thread.join()
+            assert standing.endswith("; nothing is running\n")
             assert "two\\nlines\\x1b[2J" in plain[0]
             assert plain[0].endswith(" aborted (abort), 1 token\n")
             happening = msgspec.json.decode(as_json[0], type=Happening)
