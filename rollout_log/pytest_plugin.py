@@ -127,6 +127,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
         raise
     except BaseException as error:
         item.stash[_failed] = True
+        _tell_refusals(item)
         _fail_by_engine(item, error)
         raise
     _fail_by_engine(item, None)
@@ -174,7 +175,15 @@ def _fail_by_engine(item: pytest.Item, error: BaseException | None) -> None:
     engine = item.stash.get(_engine, None)
     if engine is not None and (failures := engine.failures):
         item.stash[_failed] = True
-        raise pytest.fail.Exception("\n".join(failures), pytrace=False) from error
+        told = error is not None and all(failure in str(error) for failure in failures)
+        raise pytest.fail.Exception("\n".join(failures), pytrace=False) from None if told else error
+
+
+def _tell_refusals(item: pytest.Item) -> None:
+    """Show what the engine that was asked said, where a client tells the HTTP status alone."""
+    engine = item.stash.get(_engine, None)
+    if engine is not None and (refusals := engine.refusals):
+        item.add_report_section("call", "rollout-log", "\n".join(refusals))
 
 
 def _blocked(engine: StandIn, upstream: str | None) -> Iterator[StandIn]:

@@ -67,6 +67,8 @@ class Desk:
         self.gate = Gate()
         """That of the responses that begin now."""
         self.weight_version: str | None = None
+        self.tells = True
+        """Whether what is asked for in vain or held for too long is logged; else its owner tells it."""
         self.held_out: list[str] = []
         """Of each response that was held for too long: which it was, and what its client should have done."""
         self.playing: dict[Playback, Match] = {}
@@ -91,7 +93,8 @@ class Desk:
         except ReplayMiss as miss:
             if final or not miss.busy:
                 self.matcher.miss(miss)
-                _logger.error("replay: %s", miss)  # noqa: TRY400 - the message says it all
+                if self.tells:
+                    _logger.error("replay: %s", miss)  # noqa: TRY400 - the message says it all
             raise
         any_cut = self.matcher.cut == "any"
         script = script_of(match, hold=any_cut and self.at_cut == "hold", go=any_cut and self.at_cut == "go")
@@ -211,7 +214,8 @@ class Desk:
             )
             if playback.let_go(why):
                 self.held_out.append(why)
-                _logger.error("replay: %s", why)
+                if self.tells:
+                    _logger.error("replay: %s", why)
 
 
 def _token_of(playback: Playback, match: Match) -> int:

@@ -41,6 +41,9 @@ __all__ = ["Mode", "StandIn"]
 
 Mode = Literal["none", "once", "new_episodes", "all"]
 
+_REFUSED = frozenset({"http_error", "engine_error", "reset", "timeout", "no_terminal"})
+"""Ends of a request that are the engine's doing."""
+
 
 class StandIn:
     """An engine of recordings, for one test. The server runs in a thread of its own, from its first use."""
@@ -79,6 +82,7 @@ class StandIn:
         self._replay = ReplayTransport(
             self._pool, pace=pace, cut="any", at_cut=at_cut, faults=struck, hold_s=hold_s
         )
+        self._replay.desk.tells = False  # `failures` does
         self._thread: _ServerThread | None = None
 
     @property
@@ -127,6 +131,24 @@ class StandIn:
     def failures(self) -> list[str]:
         """Why the test fails whatever its client made of it: misses, and responses held for too long."""
         return [*self.misses, *self._replay.desk.held_out]
+
+    @property
+    def refusals(self) -> list[str]:
+        """What the engine that was asked refused, or did not finish, each with what it said."""
+        recorded = FixtureReader(self.recordings.path, self._recorded())
+        found = []
+        for entry in recorded.samples():
+            rollout = recorded.rollout(entry.ref)
+            for request in rollout.requests:
+                ended = rollout.ended_of(request)
+                if ended not in _REFUSED:
+                    continue
+                what = f"HTTP {request.http_status}" if ended == "http_error" else ended
+                said = request.error or request.detail
+                found.append(
+                    f"{self._upstream} answered {request.path} with {what}" + (f": {said}" if said else "")
+                )
+        return found
 
     def used(self) -> dict[str, bool]:
         """Return the names of the recordings, and whether each was asked for."""

@@ -31,8 +31,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
+        self.refuses: bytes | None = None
 
     async def __call__(self, request, responder) -> None:
+        if self.refuses is not None:
+            await responder.answer(404, self.refuses, [("content-type", "application/json")])
+            return
         ids = json.loads(request.body)["token_ids"]
         self.asked.append(ids)
         await responder.start(200, [("content-type", "text/event-stream")])
@@ -119,6 +123,39 @@ def test_an_unrecorded_request_fails_the_test_and_names_the_nearest_recording(su
             ["*the nearest is 'test_direct-1' request 0: temperature is 0.5, recorded absent*"]
         )
     assert len(engine.asked) == 1
+
+
+def test_a_miss_is_told_once(suite):
+    suite(DIRECT + ASK, mode="once")
+    result = suite(DIRECT + "        client.post(PATH, json=body(1, 2, temperature=0.5))\n")
+    told = [line for line in result.outlines if "temperature is 0.5" in line and "FAILED" not in line]
+    assert len(told) == 1
+    assert not any("direct cause" in line for line in result.outlines)
+
+
+def test_another_error_after_a_miss_is_told_as_its_cause(suite):
+    suite(DIRECT + ASK, mode="once")
+    result = suite(
+        MODULE + "\ndef test_direct(rollout_log):\n"
+        "    httpx.post(rollout_log.url + PATH, json=body(1, 2, temperature=0.5)).json()['choices']\n"
+    )
+    result.stdout.fnmatch_lines(["'choices'", "*direct cause*", "*temperature is 0.5*"])
+
+
+@pytest.mark.parametrize(
+    ("upstream", "said"),
+    [
+        (None, "answered /inference/v1/generate with HTTP 404: no such model"),
+        ("http://127.0.0.1:1", "answered /inference/v1/generate with reset: ConnectError: *"),
+    ],
+)
+def test_what_the_engine_refused_is_shown_with_the_failure(suite, engine, upstream, said):
+    engine.refuses = b'{"error": {"message": "no such model", "code": 404}}'
+    url = upstream or engine.url
+    options = ["--rollout-log-mode", "once", "--rollout-log-upstream", url]
+    result = suite(DIRECT + "        client.post(PATH, json=body(1, 2)).raise_for_status()\n", *options)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*Captured rollout-log call*", f"{url} {said}"])
 
 
 def test_new_episodes_replays_what_is_there_and_records_the_rest(suite, engine):
