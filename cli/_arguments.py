@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from rollout_log.cli._output import STDOUT, safe
+from rollout_log.counting import several
 from rollout_log.errors import SampleNotFound
 from rollout_log.log import Entry, LogReader, Ref
 from rollout_log.request import Status as _Status
@@ -174,6 +175,8 @@ def _why_none(reader: LogReader, step: int | None, asked: str, *, named: bool = 
     for each in reader.summaries():
         empty = False
         steps.update(step for step in (each.step, each.resumed_from) if step is not None)
+    if empty and (pruned := reader.pruned()):
+        return f"the log has no samples any more: {several(len(pruned), 'segment')} pruned"
     if empty:
         return "the log has no samples yet"
     if step is not None and step not in steps:

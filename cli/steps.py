@@ -51,7 +51,11 @@ def run(log: LogPath, json: JsonLines = False) -> None:
             say_nothing(reader, None)
     if json:
         print_json(*steps)
-        return
+    elif steps:
+        _print(steps)
+
+
+def _print(steps: list[StepView]) -> None:
     runs = len({step.run for step in steps}) > 1
     header = [*(["run"] if runs else []), *COLUMNS]
     rows = [[*([step.run] if runs else []), *_row(step)] for step in steps]

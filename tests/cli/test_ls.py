@@ -78,7 +78,18 @@ def test_a_log_without_samples_says_so(tmp_path, call):
     with Writer(tmp_path / "log"):
         pass
     for verb in ("ls", "steps"):
-        assert call(verb, tmp_path / "log").err == "rollout-log: the log has no samples yet\n"
+        result = call(verb, tmp_path / "log")
+        assert (result.out, result.err) == ("", "rollout-log: the log has no samples yet\n")
+
+
+def test_a_log_whose_samples_were_all_pruned_says_so(tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        writer.request("k", [frame(1, finish="stop")], step=0)
+    call("prune", tmp_path / "log", "--keep-bytes", 0)
+    for verb in ("ls", "steps"):
+        result = call(verb, tmp_path / "log")
+        said = "rollout-log: the log has no samples any more: 1 segment pruned\n"
+        assert (result.code, result.out, result.err) == (0, "", said)
 
 
 def test_a_severity_takes_all_its_problems(tmp_path, call):
