@@ -118,7 +118,7 @@ def _print_cut(rollout: Rollout, run: Run) -> None:
     request = next((request for request in rollout.requests if request.number == run.request), None)
     if request is None:
         return
-    ended = rollout.ended_of(request) or "superseded"
+    ended = rollout.end_in_a_word(request)
     if ended != "finished":
         what = f"cut at token {run.end:,}: request {request.number} ended {ended}"
         _print_mark(what, request.error or request.detail)
@@ -129,11 +129,11 @@ def _print_end(rollout: Rollout, choice: Choice) -> None:
     if request is None:
         return
     length = len(choice.token_ids)
-    ended = rollout.ended_of(request)
+    ended = rollout.end_in_a_word(request)
     if choice.finish_reason is not None and ended == "finished":
         stop = "" if choice.stop_reason is None else f" ({safe(choice.stop_reason)})"
         console().print(f"finished: {safe(choice.finish_reason)}{stop}", style="dim")
-    elif ended is None:
+    elif ended == "open":
         console().print(f"open: token {length:,} is the last so far", style="dim")
     elif ended != "finished":
         what = f"cut at token {length:,}: request {request.number} ended {ended}"

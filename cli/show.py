@@ -143,7 +143,7 @@ def _print_requests(rollout: Rollout) -> None:
                 request.base,
                 request.step,
                 request.http_status,
-                rollout.ended_of(request) or ("open" if request is rollout.request else "superseded"),
+                rollout.end_in_a_word(request),
                 request.tokens,
                 duration(_seconds(request.first_time)),
                 duration(_seconds(request.last_time)),

@@ -36,6 +36,8 @@ _STATUS: dict[str, Status] = {
 _ABORTS = frozenset({"abort", "cancelled"})
 CAN_BE_INFERRED = frozenset({"no_terminal", "reset", "timeout"})
 """Ends after which evidence can show that the engine had finished."""
+_UNREACHED = ("ConnectError", "ConnectTimeout")
+"""What the details of ends begin with that came before there was a connection: httpx's names of them."""
 
 
 class Request(msgspec.Struct):
@@ -79,6 +81,11 @@ class Request(msgspec.Struct):
     undecodable: int = 0
     called_off: bool = False
     """It would have been made again, had the caller not left."""
+
+    @property
+    def is_unreached(self) -> bool:
+        """Whether it ended before there was a connection, as far as its detail tells."""
+        return self.http_status is None and (self.detail or "").startswith(_UNREACHED)
 
     def outcome(self, choice: Choice) -> Outcome | None:
         """Return how the request ended for one choice; None while it is open."""

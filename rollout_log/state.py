@@ -100,6 +100,13 @@ class State:
             return request.ended
         return request.outcome_of_all(self.choices.values())
 
+    def end_in_a_word(self, request: Request) -> str:
+        """Return how a request ended, for people: also `open`, `superseded`, or that it reached nobody."""
+        ended = self.ended_of(request)
+        if ended in {"reset", "timeout"} and request.is_unreached:
+            return "unreachable"
+        return ended or ("open" if request is self.request else "superseded")
+
     @property
     def problems(self) -> list[Problem]:
         """Everything that is wrong or noteworthy, in order of discovery; severities in `problems`."""

@@ -56,11 +56,11 @@ class Writer:
         opened: dict[str, Any] | None = None,
         how: End | None = "eof",
         detail: str | None = None,
-        status: int = 200,
+        status: int | None = 200,
         body: bytes | None = None,
         **more: Any,
     ) -> Exchange:
-        """One request; it goes on from the response so far. `how` None leaves it open."""
+        """One request; it goes on from the response so far. `how` None: open; `status` None: unanswered."""
         live = self.samples.get(key)
         so_far = live.rollout.choice_or_first().token_ids[: more.get("base")] if live else []
         asked = {
@@ -76,7 +76,8 @@ class Writer:
             opened=Opened(key=key, step=step, **(opened or {})),
             **more,
         )
-        exchange.respond(status, SSE if body is None else [("content-type", "application/json")])
+        if status is not None:
+            exchange.respond(status, SSE if body is None else [("content-type", "application/json")])
         for part in frames if body is None else [body]:
             exchange.feed(part)
         if how is not None:

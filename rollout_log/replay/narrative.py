@@ -256,6 +256,8 @@ class _Teller:
         outcome = rollout.ended_of(request)
         place = f"after token {rollout.length}" if len(rollout.choices) == 1 else "here"
         because = f": {event.detail}" if event.detail else ""
+        if rollout.end_in_a_word(request) == "unreachable":
+            return f"reaches nobody: no connection could be made{because}"
         told = {
             "finished": "the response is whole",
             "aborted": f"cut {place} by the engine, which was told to abort",

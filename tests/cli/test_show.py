@@ -99,6 +99,15 @@ def test_people_see_requests_spans_and_cuts_without_colour(run_log, call):
     assert "│ 1 2 3" in lines
 
 
+def test_a_request_that_reached_nobody_is_told_from_one_that_broke(tmp_path, call):
+    with Writer(tmp_path / "log") as writer:
+        detail = "ConnectError: All connection attempts failed"
+        writer.request("k", how="reset", detail=detail, status=None)
+    lines = call("show", tmp_path / "log", "k").lines
+    assert next(line for line in lines if line.split()[:2] == ["0", "first"]).split()[3] == "unreachable"
+    assert f"✂ cut at token 0: request 0 ended unreachable ({detail})" in lines
+
+
 def test_a_retry_and_its_reason(run_log, call):
     lines = call("show", run_log, "math-3").lines
     rows = [line.split() for line in lines]

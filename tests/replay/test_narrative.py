@@ -107,6 +107,12 @@ def test_where_it_was_cut_and_by_what(end, told):
     assert told in story(asked(), Responded(0, 200, SSE), frame(0, 9, 11), end)
 
 
+@pytest.mark.parametrize("how", ["reset", "timeout"])
+def test_an_engine_that_was_never_reached(how):
+    told = story(asked(), Ended(0, how, "ConnectError: refused"))
+    assert "reaches nobody: no connection could be made: ConnectError: refused" in told
+
+
 def test_an_error_of_the_engine():
     error = Delta(0, b'{"error":{"message":"out of memory","code":500}}', 8)
     told = story(asked(), Responded(0, 200, SSE), frame(0, 5, 11), error, Ended(0, "eof"))

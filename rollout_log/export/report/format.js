@@ -75,7 +75,7 @@ function roundUp(least, factors = [1, 1.5, 2, 3, 4, 5, 6, 8, 10]) {
 const KINDS = {
   finished: "good",
   aborted: "abort", cancelled: "abort",
-  reset: "cut", timeout: "cut", no_terminal: "cut",
+  reset: "cut", timeout: "cut", unreachable: "cut", no_terminal: "cut",
   engine_error: "error", http_error: "error",
   open: "open", superseded: "open",
 };

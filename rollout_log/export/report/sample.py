@@ -157,7 +157,6 @@ def lane_of(entry: Entry, rollout: Rollout, clock: Clock) -> Lane:
 
 def _bar(rollout: Rollout, request: Request, clock: Clock, last_ns: int) -> Bar:
     end_ns = request_end_ns(rollout, request)
-    open_ = request is rollout.request
     return Bar(
         number=request.number,
         cause=request.cause,
@@ -167,7 +166,7 @@ def _bar(rollout: Rollout, request: Request, clock: Clock, last_ns: int) -> Bar:
         sent=clock(request.sent_unix_ns),
         first=None if request.first_time is None else clock(request.sent_unix_ns + 1000 * request.first_time),
         end=clock(last_ns if end_ns is None else end_ns),
-        ended=rollout.ended_of(request) or ("open" if open_ else "superseded"),
+        ended=rollout.end_in_a_word(request),
         status=request.http_status,
         tokens=request.tokens,
         detail=request.error or request.detail,
