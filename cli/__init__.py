@@ -115,7 +115,7 @@ def _unknown(verb: str) -> str:
 
 
 def _call(verb: str, args: list[str]) -> None:
-    from rollout_log.errors import RolloutLogError
+    from rollout_log.errors import LogDamaged, RolloutLogError
 
     command = load(verb)
     if not args and any(parameter.required for parameter in command.params):
@@ -125,6 +125,8 @@ def _call(verb: str, args: list[str]) -> None:
         command.main(args=args, prog_name=f"rollout-log {verb}")
     except BrokenPipeError:
         raise
+    except LogDamaged as error:
+        _fail(f"{error}; `rollout-log verify` says what else is damaged")
     except RolloutLogError as error:
         _fail(str(error) or type(error).__name__)
     except OSError as error:

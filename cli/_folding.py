@@ -1,6 +1,7 @@
 """Fold every sample of a log in another process, which a damaged file may kill.
 
-The child writes a JSON line a sample: `[name, problems, null]`, or `[name, [], why it cannot be read]`.
+The child writes a JSON line a sample: `[name, status, problems, null]`, or `[name, status, [], why not]`
+where it cannot be read, with the status of its summary.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Folded(msgspec.Struct):
     """A sample that could be read."""
 
     name: str
+    status: str
     problems: list[Problem]
 
 
@@ -49,7 +51,7 @@ def fold_all(log: Path, samples: int, seconds: float | None = None) -> Iterator[
 
 def _fold_all(log: Path, seconds: float | None) -> Iterator[Folded | Unreadable]:
     command = command_of("rollout_log.cli._folding:write_all", str(log))
-    decode = msgspec.json.Decoder(tuple[str, list[Problem], str | None]).decode
+    decode = msgspec.json.Decoder(tuple[str, str, list[Problem], str | None]).decode
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(  # noqa: S603 - this very module, on a path that is passed as it is
@@ -63,23 +65,26 @@ def _fold_all(log: Path, seconds: float | None) -> Iterator[Folded | Unreadable]
         assert child.stdout is not None  # noqa: S101 - a pipe was asked for
         for line in child.stdout:
             try:
-                name, problems, why = decode(line)
+                name, status, problems, why = decode(line)
             except msgspec.DecodeError:  # the line in which the child died
                 break
-            yield Folded(name, problems) if why is None else Unreadable(str(log), f"sample {name}", why)
+            if why is None:
+                yield Folded(name, status, problems)
+            else:
+                yield Unreadable(str(log), f"sample {name}", why)
         child.stdout.close()
-        status = child.wait()
+        code = child.wait()
         timer.cancel()
-        if status == 0:
+        if code == 0:
             return
         errors.seek(0)
-        yield Unreadable(str(log), "samples", _death(status, name, errors.read()))
+        yield Unreadable(str(log), "samples", _death(code, name, errors.read()))
 
 
-def _death(status: int, name: str | None, errors: bytes) -> str:
+def _death(code: int, name: str | None, errors: bytes) -> str:
     after = "before the first sample" if name is None else f"after sample {name!r}"
-    if status < 0:
-        return f"the process that read them was killed by {signal.Signals(-status).name} {after}"
+    if code < 0:
+        return f"the process that read them was killed by {signal.Signals(-code).name} {after}"
     last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return f"the process that read them failed {after}: {last}"
 
@@ -89,7 +94,8 @@ def write_all(log: str) -> None:
     with open_source(log) as reader:
         for entry in reader.samples():
             try:
-                problems, why = reader.rollout(entry.ref).problems, None
+                rollout = reader.rollout(entry.ref)
+                line = [entry.name, rollout.status, rollout.problems, None]
             except RolloutLogError as error:
-                problems, why = [], str(error)
-            print_json([entry.name, problems, why])
+                line = [entry.name, entry.summary.status, [], str(error)]
+            print_json(line)

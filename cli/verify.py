@@ -57,10 +57,14 @@ class Verdict(msgspec.Struct):
 
     verdict: Literal["clean", "problems", "damaged"]
     samples: int
+    """That there are; in a damaged log, that could be found."""
     blocks: int
+    """Here and of events: that were checked."""
     events: int
     folded: int
     """Samples whose problems could be looked at."""
+    statuses: dict[str, int]
+    """How many of these are completed, truncated, aborted, failed, pending."""
     errors: int
     """Samples with problems of severity error."""
     problems: list[SampleProblem]
@@ -71,6 +75,7 @@ class Verdict(msgspec.Struct):
 
 _DAMAGED_S = 120
 """How long the samples of a damaged log are looked at."""
+_UNFINISHED = ("failed", "aborted", "pending")
 _EXIT = {"clean": 0, "problems": 1, "damaged": 2}
 
 
@@ -79,7 +84,7 @@ def run(log: LogPath, json: Json = False) -> None:
     if json:
         print_json(verdict)
     else:
-        _print(verdict)
+        _print(verdict, recoverable=log.is_dir())
     raise typer.Exit(_EXIT[verdict.verdict])
 
 
@@ -88,22 +93,27 @@ def check(log: Path) -> Verdict:
     report = _check_fixture(log) if log.is_file() else verify(log)
     damage = [Damage(str(found.path), found.what, found.detail) for found in report.damage]
     problems: list[SampleProblem] = []
-    folded = 0
+    listed = 0
+    statuses: Counter[str] = Counter()
     for found in fold_all(log, report.samples, _DAMAGED_S if damage else None):
         if isinstance(found, Folded):
-            folded += 1
+            listed += 1
+            statuses[found.status] += 1
             problems += [
                 SampleProblem(found.name, **msgspec.structs.asdict(problem)) for problem in found.problems
             ]
-        elif not any(known.path == found.path for known in damage):
+            continue
+        listed += found.what != "samples"
+        if not any(known.path == found.path for known in damage):
             damage.append(Damage(found.path, found.what, found.detail))
     errors = len({problem.name for problem in problems if problem.severity == "error"})
     return Verdict(
         verdict="damaged" if damage else "problems" if errors else "clean",
-        samples=report.samples,
+        samples=max(report.samples, listed),
         blocks=report.blocks,
         events=report.events,
-        folded=folded,
+        folded=statuses.total(),
+        statuses=dict(statuses.most_common()),
         errors=errors,
         problems=problems,
         damage=damage,
@@ -126,12 +136,11 @@ def _check_fixture(path: Path) -> Report:
     return report
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: Verdict, *, recoverable: bool) -> None:
     out = console()
-    out.print(
-        f"{several(verdict.samples, 'sample')}, {several(verdict.blocks, 'block')}, "
-        + several(verdict.events, "event")
-    )
+    samples = several(verdict.samples, "sample") + (" found" if verdict.damage else "")
+    checked = "; checked: " if verdict.damage else ", "
+    out.print(f"{samples}{checked}{several(verdict.blocks, 'block')}, {several(verdict.events, 'event')}")
     if verdict.pruned:
         gone = sum(segment.bytes for segment in verdict.pruned)
         out.print(f"pruned: {several(len(verdict.pruned), 'segment')}, {gone:,} bytes; their events are gone")
@@ -142,7 +151,7 @@ def _print(verdict: Verdict) -> None:
         print()
         print_table(["damaged", "what", "detail"], ([d.path, d.what, d.detail] for d in verdict.damage))
     print()
-    out.print(safe(_conclusion(verdict)), style="bold")
+    out.print(safe(_conclusion(verdict, recoverable=recoverable)), style="bold")
 
 
 def _print_problems(problems: list[SampleProblem]) -> None:
@@ -170,9 +179,15 @@ def _print_problems(problems: list[SampleProblem]) -> None:
     print_facts({code: PROBLEMS[code].meaning for code in order})
 
 
-def _conclusion(verdict: Verdict) -> str:
+def _conclusion(verdict: Verdict, *, recoverable: bool) -> str:
     if verdict.verdict == "damaged":
-        return f"damaged: {verdict.folded:,} of {several(verdict.samples, 'sample')} can be read"
+        hint = "; `rollout-log recover LOG NEWLOG` saves what is whole" if recoverable else ""
+        return f"damaged: {verdict.folded:,} of {several(verdict.samples, 'sample')} can be read{hint}"
+    unfinished = [
+        f"{verdict.statuses[status]:,} {status}" for status in _UNFINISHED if status in verdict.statuses
+    ]
+    also = f"; {', '.join(unfinished)}" if unfinished else ""
     if verdict.verdict == "problems":
-        return f"the bytes are sound; {several(verdict.errors, 'sample')} with errors (`ls --problem error`)"
-    return "clean: the bytes are sound, and no sample has an error"
+        samples = several(verdict.errors, "sample")
+        return f"the bytes are sound; {samples} with errors (`ls --problem error`){also}"
+    return f"clean: the bytes are sound, and no sample has a problem of severity error{also}"

@@ -24,7 +24,10 @@ class LogTooNew(RolloutLogError):
 
 
 class LogDamaged(RolloutLogError):
-    """Bytes of the log fail their checksum or do not fit together."""
+    """Bytes of the log fail their checksum or do not fit together.
+
+    `rollout-log verify` says what else is damaged, `rollout-log recover` saves what is whole.
+    """
 
 
 class LogInUse(RolloutLogError):

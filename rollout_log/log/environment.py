@@ -110,7 +110,7 @@ class Environment:
         try:
             yield transaction
         except lmdb.Error as error:
-            raise LogDamaged(f"{self.path} cannot be read: {error}; run `rollout-log verify`") from error
+            raise LogDamaged(f"{self.path} cannot be read: {error}") from error
         finally:
             transaction.abort()
             self._leave()

@@ -239,7 +239,7 @@ class SealedSegment:
             if (ordinal, first, count) not in group.places:
                 raise LogDamaged(
                     f"{self.path}: the chunk at {offset} has not events {first} to {first + count - 1} of "
-                    f"sample {ordinal}; run `rollout-log verify`"
+                    f"sample {ordinal}"
                 )
             yield stored, group, group.places.index((ordinal, first, count))
 
@@ -254,7 +254,7 @@ class SealedSegment:
         try:
             chunk = read_chunk(self._descriptor, offset, self._size - TAIL.size)
         except (LogDamaged, OSError) as error:
-            raise LogDamaged(f"{self.path}: {error}; run `rollout-log verify`") from error
+            raise LogDamaged(f"{self.path}: {error}") from error
         if chunk.kind != kind:
             raise LogDamaged(f"{self.path}: the chunk at {offset} is of kind {chunk.kind} instead of {kind}")
         return chunk

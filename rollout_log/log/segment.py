@@ -174,7 +174,9 @@ class Segment:
         try:
             yield from self._batches.blocks(ordinal, self.last([ordinal])[1].get(ordinal, 0), start)
         except LogDamaged as error:
-            raise LogDamaged(f"{self.path}: {error}; run `rollout-log verify`") from error
+            if str(self.path) in str(error):  # as of what LMDB finds
+                raise
+            raise LogDamaged(f"{self.path}: {error}") from error
 
     def last(self, ordinals: Iterable[int]) -> tuple[int, dict[int, int]]:
         """Return the number of the last batch, 0 where there is none, and of the last one of each sample."""

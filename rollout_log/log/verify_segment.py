@@ -28,8 +28,9 @@ from rollout_log.log.verify_sealed import walk_sealed
 
 __all__ = ["main"]
 
-_MOST = 100
-"""Findings of one segment that are told one by one."""
+_MOST, _MOST_OF_PAGES = 100, 3
+"""Findings of one kind in one segment that are told one by one. Of LMDB's pages a few are enough: each says
+only that LMDB cannot be followed there."""
 
 
 def _walk(path: Path) -> Iterator[dict[str, Any]]:
@@ -194,6 +195,10 @@ class _Walk:
             ranges.append((block.first, block.first + block.count))
 
 
+def _most(what: str) -> int:
+    return _MOST_OF_PAGES if what == "pages" else _MOST
+
+
 def main(segment: str) -> None:
     """What the child does."""
     told: collections.Counter[str] = collections.Counter()
@@ -201,7 +206,7 @@ def main(segment: str) -> None:
         for line in _walk(Path(segment)):
             if "what" in line:
                 told[line["what"]] += 1
-                if told[line["what"]] > _MOST:
+                if told[line["what"]] > _most(line["what"]):
                     continue
             print(json.dumps(line), flush=True)  # noqa: T201 - how the child answers
     except Exception as error:
@@ -209,6 +214,6 @@ def main(segment: str) -> None:
         print(json.dumps({"what": "reader", "detail": detail}), flush=True)  # noqa: T201 - the same
         print(json.dumps({"samples": [], "blocks": 0, "events": 0}), flush=True)  # noqa: T201 - the same
     for what, number in told.items():
-        if number > _MOST:
-            detail = f"and {number - _MOST} more like these"
+        if number > (most := _most(what)):
+            detail = f"and {number - most} more like these"
             print(json.dumps({"what": what, "detail": detail}), flush=True)  # noqa: T201 - the same
