@@ -249,10 +249,7 @@ def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]],
             print_json(Compared(entry.name, entry.ref.run, differences))
         else:
             for each in differences:
-                print(
-                    safe(f"{each.sample}{run}: {each.field} is {_short(each.replayed)}, ")
-                    + safe(f"recorded {_short(each.recorded)}")
-                )
+                print(safe(f"{each.sample}{run}: {_differs(each)}"))
     if not json:
         checked = len(entries) - passed
         verdict = f"{differing} differ{'s' * (differing == 1)}" if differing else "all as recorded"
@@ -261,6 +258,12 @@ def _compare(entries: list[Entry], compare: Callable[[Entry], list[Difference]],
             + (f"; {passed} passed over" if passed else "")
         )
     raise typer.Exit(1 if differing else 0)
+
+
+def _differs(difference: Difference) -> str:
+    if difference.field == "raised":
+        return f"the function raised {difference.replayed}"
+    return f"{difference.field} is {_short(difference.replayed)}, recorded {_short(difference.recorded)}"
 
 
 def _short(value: object) -> str:

@@ -48,3 +48,7 @@ class SequenceConflict(RolloutLogError):
 
 class RecordingFailed(RolloutLogError):
     """The log could not take events, and `strict` asked for an error instead of a mark."""
+
+
+class TrainerMissing(RolloutLogError):
+    """A plug-in needs its trainer's own code, which cannot be imported."""

@@ -22,7 +22,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from rollout_log.errors import RolloutLogError
+from rollout_log.errors import RolloutLogError, TrainerMissing
 from rollout_log.events import Opened
 from rollout_log.fold import Rollout
 from rollout_log.log import Entry, LogReader
@@ -111,7 +111,7 @@ async def run_through(function: Generate, source: LogReader, entry: Entry) -> li
     """Run a generate function on one recorded sample, and return how what it made differs.
 
     What the function raises is a difference as well, and logged. Raises `CannotCheck` for a sample without
-    a request it could be given.
+    a request it could be given, and `TrainerMissing` where the function is a plug-in's, without its trainer.
     """
     exchanges = read_exchanges(source, entry.ref, entry.name)
     if not exchanges or exchanges[0].dialect is None:
@@ -123,6 +123,8 @@ async def run_through(function: Generate, source: LogReader, entry: Entry) -> li
         for _ in exchanges:
             try:
                 sample = await _Run(function, server, exchanges).call(sample)
+            except TrainerMissing:  # it says nothing of the sample, and the next one would say it as well
+                raise
             except Exception as error:
                 _logger.warning("the function raised on sample %r", entry.name, exc_info=True)
                 return [_raised(entry.name, error, server), *_misses(entry.name, server.report())]

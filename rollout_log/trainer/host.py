@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import httpx
 import msgspec
 
-from rollout_log.errors import RolloutLogError
+from rollout_log.errors import RolloutLogError, TrainerMissing
 
 __all__ = ["Heads", "Host", "Prepared", "Unsupported"]
 
@@ -84,7 +84,7 @@ class Host(msgspec.Struct, frozen=True):
         """Return the trainer's `GenerateState`."""
         module = self.module(self.rollout)
         if module is None:
-            raise RolloutLogError(f"{self.name}.{self.rollout} cannot be imported: is {self.name} installed?")
+            raise TrainerMissing(f"{self.name}.{self.rollout} cannot be imported: is {self.name} installed?")
         return module.GenerateState(args)
 
     def base_url(self, args: Any) -> str:

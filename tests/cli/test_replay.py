@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 import msgspec
@@ -188,6 +189,24 @@ async def generate(args, sample, sampling_params):
     sample.status = sample.Status.COMPLETED
     return sample
 """
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vime") is not None, reason="vime is installed")
+def test_through_a_plug_in_without_its_trainer_is_one_line(run_log, call, caplog):
+    result = call("replay", run_log, "--through", "rollout_log.vime:generate")
+    said = "rollout-log: vime.rollout.vllm_rollout cannot be imported: is vime installed?\n"
+    assert (result.code, result.out, result.err) == (2, "", said)
+    assert caplog.text == ""
+
+
+def test_what_a_function_of_ones_own_raises_is_said(run_log, call, tmp_path, monkeypatch):
+    (tmp_path / "raising.py").write_text(
+        "async def generate(args, sample, params):\n    raise ValueError('no')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = call("replay", run_log, "math-1", "--through", "raising:generate")
+    assert result.code == 1
+    assert result.lines[0] == "math-1: the function raised ValueError: no"
 
 
 def test_through_a_function_of_ones_own(run_log, call, tmp_path, monkeypatch):
