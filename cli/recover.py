@@ -43,7 +43,20 @@ def run(
                 "of them damaged": f"{found.damaged_samples:,} ({found.nameless_samples:,} without a key)",
                 "lost": f"{several(found.lost_events, 'event')} and {several(found.lost_samples, 'sample')}, "
                 "as far as is known",
+                **({"not known": _unknown(found)} if _unknown(found) else {}),
             }
         )
-    if found.broken or found.unreadable_bytes or found.lost_events or found.lost_samples:
+    if _unknown(found) or found.broken or found.lost_events or found.lost_samples:
         raise typer.Exit(1)
+
+
+def _unknown(found: Recovery) -> str:
+    """Say what cannot be told of the loss; nothing where all of it is known."""
+    parts = []
+    if found.unreadable_bytes:
+        parts.append(f"how much was in {several(found.unreadable_bytes, 'byte')} that the disk did not give")
+    if found.damaged_bytes:
+        parts.append(f"how much was in {several(found.damaged_bytes, 'byte')} that could not be read")
+    if found.cut_files:
+        parts.append(f"how much {several(found.cut_files, 'sealed file')} had behind a cut")
+    return ", and ".join(parts)

@@ -36,6 +36,10 @@ class Recovery(msgspec.Struct):
     """That the disk did not give."""
     broken: int = 0
     """Batches and chunks that fail their checksum, and of which there is no whole copy either."""
+    damaged_bytes: int = 0
+    """Of the batches, and what of sealed files is in no whole chunk. How much was in there is not known."""
+    cut_files: int = 0
+    """Sealed files that were cut: they lack their end. How much there was behind the cut is not known."""
     samples: int = 0
     """Written to the new log."""
     events: int = 0
@@ -66,7 +70,8 @@ def recover(log: Path, new: Path, found: Recovery) -> Iterator[None]:
         for sample in salvage.samples():
             _write(writer, sample, found)
             yield
-    found.broken, found.unreadable_bytes = salvage.broken, salvage.unreadable
+    found.broken, found.damaged_bytes = salvage.broken, salvage.damaged
+    found.cut_files, found.unreadable_bytes = salvage.cut, salvage.unreadable
 
 
 def _write(log: Log, sample: Salvaged, found: Recovery) -> None:

@@ -25,10 +25,10 @@ from rollout_log.events import Event, decode_events
 from rollout_log.log import batch, chunk
 from rollout_log.log.batch import Claim, Place, claim_size_of, read_claim, size_of, unpack_batch
 from rollout_log.log.block import SPLIT_AT, writer_identity
-from rollout_log.log.directory import logs_at, segment_number, writers_of
+from rollout_log.log.directory import SEALED, logs_at, segment_number, writers_of
 from rollout_log.log.group import encode_items, places_of
 from rollout_log.log.group_reader import GroupReader
-from rollout_log.log.sealed import decode_page
+from rollout_log.log.sealed import HEAD, TAIL, TAIL_MAGIC, decode_page
 from rollout_log.log.summary import Summary
 
 __all__ = ["Salvage", "Salvaged"]
@@ -71,6 +71,10 @@ class Salvage:
         """Batches and chunks that fail their checksum, and of which there is no whole copy either."""
         self.unreadable = 0
         """Bytes that the disk did not give."""
+        self.damaged = 0
+        """Bytes of broken batches, and of sealed files what is in no whole chunk: all of those is chunks."""
+        self.cut = 0
+        """Sealed files that lack their end."""
         self._names = {writer_identity(folder.name): folder.name for folder in folders}
         self._places: list[bytes] = []
         self._summaries: dict[tuple[bytes, int], Summary] = {}
@@ -89,7 +93,9 @@ class Salvage:
         for number, path in enumerate(self.files):
             yield from self._scan(number, path)
         self._places.sort()
-        self.broken += sum(not self._has(claim) for claim in self._broken)
+        lost = [claim.stored for claim in self._broken if not self._has(claim)]
+        self.broken += len(lost)
+        self.damaged += sum(lost)
 
     def samples(self) -> Iterator[Salvaged]:
         """Yield what is left of each sample, by writer and ordinal. Its events want to be read at once."""
@@ -116,22 +122,27 @@ class Salvage:
         try:
             size = os.fstat(descriptor).st_size
             done = 0  # up to here everything is known
+            whole = 0
             for start in range(0, size, WINDOW):
                 window = self._read(descriptor, start, WINDOW + len(batch.MAGIC) - 1)
                 for found in _MAGICS.finditer(window):
                     if start + found.start() >= done:
-                        done = max(done, self._take(descriptor, number, start + found.start(), size))
+                        taken = self._take(descriptor, number, start + found.start(), size)
+                        whole += taken
+                        done = max(done, start + found.start() + (taken or 1))
                 yield
+            if path.suffix == SEALED:
+                self._count_damage(descriptor, size, whole)
         finally:
             os.close(descriptor)
 
     def _take(self, descriptor: int, number: int, offset: int, size: int) -> int:
-        """Note the batch or chunk at an offset, if it is whole. Returns where the search goes on."""
+        """Note the batch or chunk at an offset. Returns how many bytes it has, 0 where it is not whole."""
         is_batch = self._read(descriptor, offset, len(batch.MAGIC)) == batch.MAGIC
         try:
             if is_batch:
-                return offset + self._take_batch(descriptor, number, offset, size)
-            return offset + self._take_chunk(descriptor, number, offset, size)
+                return self._take_batch(descriptor, number, offset, size)
+            return self._take_chunk(descriptor, number, offset, size)
         except (
             RolloutLogError,
             OSError,
@@ -144,7 +155,13 @@ class Salvage:
                 self._suspect(descriptor, offset)
             else:
                 self.broken += 1
-            return offset + 1
+            return 0
+
+    def _count_damage(self, descriptor: int, size: int, whole: int) -> None:
+        """Count what of a sealed file is neither its ends nor in the `whole` bytes of its chunks."""
+        has_tail = self._read(descriptor, max(size - TAIL.size, 0), len(TAIL_MAGIC)) == TAIL_MAGIC
+        self.cut += not has_tail
+        self.damaged += max(size - whole - len(HEAD) - TAIL.size * has_tail, 0)
 
     def _suspect(self, descriptor: int, offset: int) -> None:
         """Remember a broken batch, by what it says it has."""

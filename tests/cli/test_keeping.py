@@ -10,9 +10,11 @@ import pytest
 from recorded import Writer, frame
 from rollout_log.log import LogReader
 from rollout_log.log.batch import MAGIC
+from rollout_log.log.chunk import MAGIC as CHUNK
 from rollout_log.log.directory import claim_folder, release_folder, writers_of
 from rollout_log.log.keeper import Done
 from rollout_log.log.retention import Pruned
+from rollout_log.log.sealed import HEAD
 from rollout_log.recovery import Recovery
 
 
@@ -168,6 +170,37 @@ def test_recover_of_a_sealed_log(two, tmp_path, call):
     result = call("recover", two, tmp_path / "new", "--json")
     found = msgspec.convert(result.json, Recovery)
     assert (result.code, found.samples, found.lost_samples, found.broken) == (1, 0, 2, 1)
+
+
+def test_recover_tells_what_it_cannot_know_of_a_sealed_file_that_was_cut(two, tmp_path, call):
+    call("seal", two)
+    (segment,) = two.glob("*/*.sealed")
+    data = segment.read_bytes()
+    found = msgspec.convert(call("recover", two, tmp_path / "whole", "--json").json, Recovery)
+    assert (found.damaged_bytes, found.cut_files) == (0, 0)
+    segment.write_bytes(data[: len(data) // 2])  # within the one chunk of events
+    result = call("recover", two, tmp_path / "new")
+    assert result.code == 1
+    lost = len(data) // 2 - len(HEAD)
+    unread = f"how much was in {lost} bytes that could not be read"
+    assert [line.split("  ")[-1].strip() for line in result.lines[-2:]] == [
+        "0 events and 0 samples, as far as is known",
+        f"{unread}, and how much 1 sealed file had behind a cut",
+    ]
+    segment.write_bytes(data[:-1])
+    found = msgspec.convert(call("recover", two, tmp_path / "nearly", "--json").json, Recovery)
+    assert (found.samples, found.cut_files) == (2, 1)
+
+
+def test_recover_counts_the_bytes_of_sealed_files_that_are_in_no_chunk(two, tmp_path, call):
+    call("seal", two)
+    (segment,) = two.glob("*/*.sealed")
+    data = segment.read_bytes()
+    segment.write_bytes(bytes(120) + data[120:])
+    result = call("recover", two, tmp_path / "new", "--json")
+    found = msgspec.convert(result.json, Recovery)
+    events = data.index(CHUNK, data.index(CHUNK) + 1) - len(HEAD)
+    assert (result.code, found.broken, found.damaged_bytes, found.lost_samples) == (1, 0, events, 2)
 
 
 def test_recover_says_it_in_a_table(log, tmp_path, call):
