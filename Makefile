@@ -21,7 +21,7 @@ venv: $(ready)  ## make or update the environment
 $(ready): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("rollout-log needs Python 3.10 or later, and $(PYTHON) is %d.%d: make PYTHON=python3.12 …" % sys.version_info[:2])'
 	@test -x $(python) || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) …"
+	@echo "Installing into $(VENV): some 80 packages of 700 MB, most of them for the tests. It takes a minute or so …"
 	@$(python) -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(python) -m pip install -qq --disable-pip-version-check --editable . --group dev
 	@touch $@

@@ -7,9 +7,11 @@ the second goes on where the first was cut.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,21 +89,29 @@ class Rollout:
     async def run_step(self, step: int, keys: list[str], enough: int) -> list[str]:
         """Generate until enough samples are finished; abort the others and return their keys."""
         tasks: dict[asyncio.Task[bool], str] = {}
-        for key in keys:
-            tasks[asyncio.create_task(self.generate(key, step))] = key
-            await asyncio.sleep(0.03)
-        waiting, finished = set(tasks), 0
-        while waiting and finished < enough:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            finished += len(done)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        waiting: set[asyncio.Task[bool]] = set()
+        try:
+            for key in keys:
+                task = asyncio.create_task(self.generate(key, step))
+                tasks[task] = key
+                waiting.add(task)
+                await asyncio.sleep(0.03)
+            finished = 0
+            while waiting and finished < enough:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                finished += len(done)
+        finally:  # after Ctrl-C as well, while there is a log that takes their ends
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
         return [tasks[task] for task in tasks if task in waiting]
 
 
 async def main(path: Path) -> str:
-    """Run two steps into a log at `path`; returns the key of a sample that was resumed."""
+    """Run two steps into a log at `path`; returns the key of a sample that was resumed. Ctrl-C cancels it."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     with Log.open(path, run="demo") as log:
         async with serve_replay(FIXTURE, pace=0.5) as engine, httpx.AsyncClient(timeout=None) as client:
             recorder = Recorder(log, client, backoff=Backoff(first=0.1, longest=0.1))
@@ -120,11 +130,17 @@ def run() -> None:
     """Run the demo into `demo-log/` and show what it left."""
     from rollout_log.cli import main as command
 
+    argparse.ArgumentParser(
+        description=(__doc__ or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     logging.basicConfig(level=logging.INFO, format="  %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     path = Path("demo-log")
     shutil.rmtree(path, ignore_errors=True)
-    key = asyncio.run(main(path))
+    try:
+        key = asyncio.run(main(path))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        sys.exit(f"interrupted; what was recorded so far is in {path}/")
     for words in (["steps", str(path)], ["show", str(path), key]):
         print(f"\n$ rollout-log {' '.join(words)}", flush=True)
         try:
