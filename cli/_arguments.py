@@ -14,6 +14,7 @@ from rollout_log.cli._output import STDOUT, safe
 from rollout_log.counting import several
 from rollout_log.errors import SampleNotFound
 from rollout_log.log import Entry, LogReader, Ref
+from rollout_log.log.directory import check_outside
 from rollout_log.request import Status as _Status
 
 __all__ = [
@@ -38,6 +39,7 @@ def _writable(file: Path | None) -> Path | None:
         return None
     if str(file) == "-":
         return STDOUT
+    check_outside(file)
     folder = file.parent
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no directory {safe(folder)}: make it, or name another file")

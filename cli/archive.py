@@ -24,7 +24,7 @@ from rollout_log.cli._table import print_table
 from rollout_log.counting import several
 from rollout_log.errors import RolloutLogError
 from rollout_log.log.archive import archive_folder, archive_path
-from rollout_log.log.directory import SEALED, logs_at, segments_of, writers_of
+from rollout_log.log.directory import SEALED, check_outside, logs_at, segments_of, writers_of
 from rollout_log.log.keeper import Done
 
 
@@ -34,6 +34,8 @@ def run(
     *,
     json: JsonLines = False,
 ) -> None:
+    for one in logs_at(log):
+        check_outside(archive_path(one, folder))
     folders = [each for one in logs_at(log) for each in writers_of(one)]
     done = list(progress("archive", _copy(folders, folder), None))
     if json:

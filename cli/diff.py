@@ -26,6 +26,7 @@ from rollout_log.cli._tokenizer import Decode
 from rollout_log.cli.show import sample_view, tokenizer_for
 from rollout_log.comparison import Comparison, Difference, Side, compare
 from rollout_log.counting import several
+from rollout_log.errors import SampleNotFound
 from rollout_log.sources import open_source
 from rollout_log.versions import version_words
 from rollout_log.view import RequestView, SampleView
@@ -61,7 +62,12 @@ def run(
 
 def _read(log: Path, key: str, tokenizer: str | None) -> tuple[SampleView, Decode | None]:
     with open_source(log) as reader:
-        ref = arguments.find(reader, key)
+        try:
+            ref = arguments.find(reader, key)
+        except SampleNotFound as error:
+            if not Path(key).exists():
+                raise
+            raise SampleNotFound(f"{error}; another log is named with --in {key}") from error
         rollout = reader.rollout(ref)
     return sample_view(rollout, ref), tokenizer_for(rollout, tokenizer)
 

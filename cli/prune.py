@@ -18,12 +18,12 @@ from typing import Annotated
 import typer
 
 from rollout_log.cli._arguments import JsonLines, LogDirectory
-from rollout_log.cli._output import print_json
+from rollout_log.cli._output import print_json, safe
 from rollout_log.cli._table import print_table
 from rollout_log.cli._times import brief_clock, parse_time
 from rollout_log.counting import several
-from rollout_log.log.directory import logs_at
-from rollout_log.log.retention import Pruned, prune
+from rollout_log.log.directory import is_live, logs_at, writers_of
+from rollout_log.log.retention import Pruned, prune, straddling
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -48,6 +48,7 @@ def run(
 ) -> None:
     if step is None and older_than is None and keep_bytes is None:
         raise typer.BadParameter("give --step, --older-than or --keep-bytes")
+    live = [folder for one in logs_at(log) for folder in writers_of(one) if is_live(folder)]
     gone: list[Pruned] = []
     for one in logs_at(log):
         gone += prune(
@@ -61,6 +62,12 @@ def run(
         print_json(*gone)
     else:
         _print(gone, dry_run)
+    for folder in live:
+        typer.echo(f"{safe(folder)} is being written: only its writer deletes from it", err=True)
+    kept = [] if step is None else [each for one in logs_at(log) for each in straddling(one, step)]
+    for each in kept:
+        where = f"segment {each.segment} of {each.writer} has steps {_steps(each)}, so it stays"
+        typer.echo(f"{safe(where)}: segments go as a whole", err=True)
 
 
 def _print(gone: list[Pruned], dry_run: bool) -> None:

@@ -15,6 +15,7 @@ from rollout_log.errors import RecordingFailed, RolloutLogError
 from rollout_log.events import Event, Marked, Opened, Unrecorded
 from rollout_log.fold import Rollout
 from rollout_log.log import Log
+from rollout_log.log.directory import check_outside
 from rollout_log.log.salvage import Salvage, Salvaged
 from rollout_log.record.summary import summarize
 from rollout_log.response import Origin
@@ -58,10 +59,11 @@ def recover(log: Path, new: Path, found: Recovery) -> Iterator[None]:
     """Salvage a log into a new one, counting into `found`. Yields now and then, for progress.
 
     Raises `RolloutLogError` where `new` exists, `LogNotFound` and `NotALog` where there is nothing to
-    salvage, `RecordingFailed` where the new log cannot be written.
+    salvage or `new` is inside a log, `RecordingFailed` where the new log cannot be written.
     """
     if new.exists():
         raise RolloutLogError(f"{new} exists; recover into a new directory")
+    check_outside(new)  # before the log is read
     salvage = Salvage(log)
     found.files = len(salvage.files)
     found.bytes = sum(path.stat().st_size for path in salvage.files)

@@ -21,6 +21,7 @@ __all__ = [
     "FORMAT",
     "MARKER",
     "check_format",
+    "check_outside",
     "claim_folder",
     "create_log",
     "discard_folder",
@@ -67,8 +68,8 @@ class Marker(msgspec.Struct):
 def create_log(path: Path) -> None:
     """Make `path` a log, or accept that it is one.
 
-    Raises `NotALog` for a symbolic link, a file, or a directory with something else in it; `LogTooNew`
-    for a later format; `OSError` as it comes.
+    Raises `NotALog` for a symbolic link, a file, a place in another log, or a directory with something else
+    in it; `LogTooNew` for a later format; `OSError` as it comes.
     """
     if path.is_symlink():
         raise NotALog(
@@ -76,6 +77,8 @@ def create_log(path: Path) -> None:
         )
     if path.exists() and not path.is_dir():
         raise NotALog(f"{path} is a file; a log is a directory")
+    if not (path / MARKER).exists():
+        check_outside(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -89,6 +92,15 @@ def create_log(path: Path) -> None:
             )
         _write_marker(path)
     read_marker(path)
+
+
+def check_outside(path: Path) -> None:
+    """Raise `NotALog` for a place to write to that lies in a log, which has its writers' files alone."""
+    around = _log_around(path)
+    if around:
+        raise NotALog(
+            f"{path} would be in the log {around}, which has its writers' files alone: give another place"
+        )
 
 
 def read_marker(path: Path) -> Marker:
@@ -140,9 +152,9 @@ def where_a_log_is(path: Path) -> str:
 
 
 def _log_around(path: Path) -> Path | None:
-    """Return the log that a path lies in, as a segment, a writer's folder or a file beside them."""
-    parents = path.parents if path.is_absolute() else path.absolute().parents
-    return next((parent for parent in parents[:2] if (parent / MARKER).is_file()), None)
+    """Return the log that a path lies in, as a segment, a writer's folder or whatever else."""
+    folder = path.parent.resolve()
+    return next((each for each in (folder, *folder.parents) if (each / MARKER).is_file()), None)
 
 
 def writers_of(log: Path) -> list[Path]:

@@ -35,6 +35,7 @@ __all__ = ["Entry", "LogReader", "Ref", "Tables"]
 
 _Events = TypeVar("_Events", Block, Piece)
 _MOST_COMPARED = 1000
+_MOST_LIVES = 5
 _VIEW = re.compile(r"(?P<key>.+)#(?P<choice>\d+)", re.DOTALL)
 _LIFE = re.compile(r"(?P<key>.+)@(?P<incarnation>\d+)", re.DOTALL)
 
@@ -182,6 +183,10 @@ class LogReader:
             near = difflib.get_close_matches(name, alike, n=3, cutoff=0.4)
             count = several(len(keys), "key")
             hint = f"the nearest: {', '.join(map(repr, near))}" if near else f"it has {count}"
+            if lives := self._lives(name):
+                hint = (
+                    f"there {'is' if len(lives) == 1 else 'are'} {', '.join(map(repr, lives[-_MOST_LIVES:]))}"
+                )
             where = ", ".join(str(log) for log in self.logs[:3])
             pruned = self.pruned()
             gone = (
@@ -189,6 +194,15 @@ class LogReader:
             )
             raise SampleNotFound(f"no sample {name!r} in {where}; {hint}{gone}")
         return found
+
+    def _lives(self, name: str) -> list[str]:
+        """Return the names of all lives of a key, where `name` asks for a life of it."""
+        view = _VIEW.fullmatch(name)
+        life = _LIFE.fullmatch(name if view is None else view["key"])
+        if life is None:
+            return []
+        rows = _number(self._rows_of_key(life["key"]))
+        return [f"{life['key']}@{number}" for number in sorted({row.incarnation for row in rows})]
 
     def pruned(self) -> list[Pruned]:
         """Return which segments were deleted to free the disk. Raises `LogDamaged`."""

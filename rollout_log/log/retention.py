@@ -21,7 +21,7 @@ from rollout_log.log.directory import hold_folder, is_live, segment_number, segm
 from rollout_log.log.draft import whole_file
 from rollout_log.log.opening import open_segment
 
-__all__ = ["Pruned", "cap_of", "prune", "read_pruned", "size_of"]
+__all__ = ["Pruned", "cap_of", "prune", "read_pruned", "size_of", "straddling"]
 
 PRUNED = "pruned.json"
 MOST = 100 * 10**9
@@ -115,6 +115,18 @@ def prune(
             left -= candidate.bytes
             gone.append(known)
     return gone
+
+
+def straddling(log: Path, before_step: int) -> list[Pruned]:
+    """Return the segments that are kept for their later steps, and have some of before that step as well."""
+    known = [_describe(candidate) for candidate in _deletable(log, None)]
+    return [
+        each
+        for each in known
+        if each.first_step is not None
+        and each.last_step is not None
+        and each.first_step < before_step <= each.last_step
+    ]
 
 
 def _folders(log: Path) -> list[Path]:

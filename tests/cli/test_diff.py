@@ -43,6 +43,14 @@ def test_one_key_in_two_logs(logs, call):
     assert [side["requests"][0]["tokens"] for side in (found["a"], found["b"])] == [5, 4]
 
 
+@pytest.mark.parametrize("order", [(1, 0), (0, 1)])
+def test_another_log_in_the_place_of_a_sample(order, logs, call):
+    names = [["k", logs[1]][each] for each in order]
+    result = call("diff", logs[0], *names)
+    assert result.code == 2
+    assert result.err.endswith(f"; another log is named with --in {logs[1]}\n")
+
+
 def test_requests_side_by_side(run_log, call):
     result = call("diff", run_log, "math-1", "math-2")
     assert result.code == 1

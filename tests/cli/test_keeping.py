@@ -107,6 +107,44 @@ def test_prune(log, call):
     assert content_of(log) == {}
 
 
+def test_prune_says_what_it_leaves(log, call):
+    folder, other = writers_of(log)
+    descriptor = claim_folder(log, folder.name)
+    result = call("prune", log, "--keep-bytes", "1kB", "--dry-run")
+    release_folder(folder.name, descriptor)
+    assert result.lines[-1].startswith("1 segment would be deleted, ")
+    assert result.err == f"{folder} is being written: only its writer deletes from it\n"
+    with Writer(log, run="r", seal=False) as writer:
+        for step in (3, 5):
+            writer.request(f"late-{step}", [frame(1, finish="stop")], step=step)
+    (third,) = {each.name for each in writers_of(log)} - {folder.name, other.name}
+    said = f"segment 1 of {third} has steps 3 to 5, so it stays: segments go as a whole\n"
+    assert [call("prune", log, "--step", step, "--dry-run").err for step in (3, 5, 6)] == ["", said, ""]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["recover", "LOG", "NEW"],
+        ["archive", "LOG", "LOG"],
+        ["import", "LOG", "NEW"],
+        ["record", "NEW", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"],
+        ["export", "LOG", "--to", "jsonl", "-o", "NEW"],
+        ["report", "LOG", "-o", "NEW"],
+    ],
+)
+def test_nothing_is_written_into_a_log(args, log, call):
+    call("seal", log)
+    before = sorted(log.rglob("*"))
+    for new in (log / "new", log / writers_of(log)[0].name / "new"):
+        done = call(*({"LOG": log, "NEW": new}.get(arg, arg) for arg in args))
+        assert (done.code, done.out) == (2, "")
+        assert (
+            f"would be in the log {log}, which has its writers' files alone: give another place" in done.err
+        )
+    assert sorted(log.rglob("*")) == before
+
+
 def test_recover_of_a_whole_log_is_a_copy(log, tmp_path, call):
     result = call("recover", log, tmp_path / "new", "--json")
     found = msgspec.convert(result.json, Recovery)

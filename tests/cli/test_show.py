@@ -328,6 +328,8 @@ def test_several_choices(tmp_path, call):
     missing = call("show", log, "k#2")
     assert missing.code == 2
     assert missing.err == "rollout-log: sample 'k' has no choice 2; there are k#0, k#1\n"
+    for name in ("k@3", "k@3#1"):
+        assert call("show", log, name).err == f"rollout-log: no sample '{name}' in {log}; there is 'k@0'\n"
 
 
 def test_a_child_has_a_name_of_its_own(tmp_path, call):
