@@ -24,6 +24,7 @@ LAYERS = (
         "http_message",
         "problems",
         "sse",
+        "undated",
         "versions",
     },
     {"columns", "http_server", "settings"},
