@@ -14,6 +14,7 @@ from rollout_log import events
 from rollout_log.events import Marked
 from rollout_log.export.report import Report, by_interest
 from rollout_log.log import LogReader
+from rollout_log.sources import open_source
 
 pytestmark = [
     pytest.mark.usefixtures("needs_browser"),
@@ -318,6 +319,40 @@ def test_it_fits_a_phone(opened):
     opened.wait(lambda: opened.sample() == "retried")
     assert opened.js(fits)
     assert opened.js("return document.getElementById('sample').getBoundingClientRect().width") == 375
+
+
+def test_the_requests_of_a_sample_fit_its_panel(chromium, root, tmp_path):
+    log = root / "fixtures" / "partial-rollout.jsonl.zst"
+    with open_source(log) as reader:
+        report = Report(reader)
+        for entry in reader.samples():
+            report.add(entry)
+        report.write(tmp_path / "report.html")
+    resize(chromium, 1300, 900)
+    opened = Opened(chromium)
+    opened.open(tmp_path / "report.html")
+    assert opened.text("subtitle").endswith("0.6 ms into the fixture, for 14.9 s")
+    opened.press("/", "t4", "\ue007", "\ue007")
+    opened.wait(lambda: opened.sample() == "t4")
+    wide, there = opened.js(
+        "const { scrollWidth, clientWidth } = document.querySelector('.wide');"
+        "return [scrollWidth, clientWidth];"
+    )
+    assert wide <= there
+    assert opened.errors() == []
+
+
+@pytest.mark.parametrize(("steps", "found"), [([0, 0], []), ([1, 0, 1], [[1, 5], [0, 10]]), ([None], [])])
+def test_all_steps_are_told_apart_by_when_they_began(opened, steps, found):
+    lanes = [{"bars": [{"step": step, "sent": 5 * (i + 1)}]} for i, step in enumerate(steps)]
+    assert opened.js("return stepsOf(arguments[0])", lanes) == found
+
+
+@pytest.mark.parametrize(
+    ("values", "found"), [([], 0), ([0, 0, 7], 7), ([0] * 90 + [10] * 19 + [20000], 10), ([5, 0, 6], 5)]
+)
+def test_a_burst_does_not_say_what_is_usual(opened, values, found):
+    assert opened.js("return usual(arguments[0])", values) == found
 
 
 def test_nothing_in_a_log_can_run(chromium, hostile_page):

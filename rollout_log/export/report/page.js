@@ -37,7 +37,7 @@ function showSummary(overview) {
     bars.length ? `${clock(overview.origin + start)}, for ${duration(end - start)}` : null,
   ].filter(Boolean).join(" · "));
   const tile = (name, value, note) => make("div", { className: "tile" }, make("div", { className: "dim" }, name),
-    make("div", { className: "value" }, value), note ? make("div", { className: "note" }, note) : null);
+    make("div", { className: value.length > 10 ? "value long" : "value" }, value), note ? make("div", { className: "note" }, note) : null);
   const retried = tally(lanes.flatMap((lane) => lane.bars.flatMap((bar, i) =>
     (i && bar.cause === "retry" && here(bar) ? [lane.bars[i - 1].ended] : []))));
   const resumed = bars.filter((bar) => bar.cause === "resume").length;
@@ -45,18 +45,23 @@ function showSummary(overview) {
   const lost = total(lanes.map((lane) => lane.discarded));
   const codes = lanes.flatMap((lane) => lane.problems.map(([code]) => code));
   const came = total(rate.tokens.filter((_, i) => rate.start + i * rate.bin >= start - rate.bin && rate.start + i * rate.bin <= end));
-  const names = versions.map(([version]) => version);
   const chart = make("canvas", { role: "img", "aria-label": "Histogram of the tokens' log-probs" });
   document.getElementById("summary").append(
     tile("samples", count(lanes.length), tally(lanes.map((lane) => statusOf(lane, overview)))),
     tile("requests", count(bars.length), [retried ? `retried after ${retried}` : "no retries", resumed ? `${count(resumed)} resumed` : null].filter(Boolean).join("; ")),
     tile("tokens", count(generated), lost ? `${count(lost)} thrown away` : "none thrown away"),
     tile("tokens per second", came ? count(Math.round((1000 * came) / (end - start))) : "–", "on average"),
-    tile("weights", names.length > 2 ? plural(names.length, "version") : names.join(", ").slice(0, 60) || "–", names.length > 2 ? `${names[0]} to ${names[names.length - 1]}`.slice(0, 80) : null),
+    weightsTile(tile, versions.map(([version]) => version)),
     tile("problems", count(codes.length), tally(codes)),
     make("div", { className: "tile plot-tile" }, make("div", { className: "dim" },
       `tokens by log-prob (log scale)${logprobs.missing ? `; ${count(logprobs.missing)} have none` : ""}`), chart));
   return () => drawHistogram(chart, logprobs);
+}
+
+function weightsTile(tile, names) {
+  if (names.length > 2) return tile("weights", plural(names.length, "version"), `${names[0]} to ${names[names.length - 1]}`.slice(0, 80));
+  const [, version, note] = /^(.*?)(?: \((never set)\))?$/s.exec(names.join(", "));
+  return tile("weights", version.slice(0, 60) || "–", note ?? null);
 }
 
 function showLegend() {

@@ -116,7 +116,8 @@ class SamplePane {
     if (!lane.bars.length) return null;
     const head = ["", "cause", "from token", "ended", "tokens", "first token", "took", "step", "weights", "HTTP"];
     const numbers = new Set([0, 2, 4, 5, 6, 7, 9]);
-    const cell = (kind) => (value, i) => make(kind, { className: numbers.has(i) ? "number" : "" }, value ?? "");
+    const WEIGHTS = 8; // any text
+    const cell = (kind) => (value, i) => make(kind, { className: numbers.has(i) ? "number" : i === WEIGHTS ? "wrap" : "" }, value ?? "");
     const rows = lane.bars.flatMap((bar) => [
       make("tr", {}, ...[
         bar.number, bar.cause, count(bar.base),

@@ -3,6 +3,8 @@
 
 const ROW = 22;
 const BAR = 12;
+/** How many times what is usual the plot of tokens per second reaches; a burst beyond is cut off. */
+const BURST = 3;
 
 class Timeline {
   /** `open(lane)` is called for a sample that was chosen. */
@@ -10,6 +12,7 @@ class Timeline {
     this.overview = overview;
     this.open = open;
     this.lanes = overview.lanes;
+    this.steps = overview.step === null ? stepsOf(overview.lanes) : [];
     this.at = 0;
     this.opened = null;
     this.hovered = null;
@@ -192,6 +195,8 @@ class Timeline {
     for (const time of this.ticks()) pen.fillRect(Math.round(this.x(time)), 0, 1, height);
     pen.fillStyle = palette.weights;
     for (const [, time] of this.overview.versions) pen.fillRect(Math.round(this.x(time)) - 1, 0, 1.5, height);
+    pen.fillStyle = palette.dim;
+    for (const [, time] of this.steps) pen.fillRect(Math.round(this.x(time)) - 1, 0, 1.5, height);
   }
 
   ticks() {
@@ -220,11 +225,12 @@ class Timeline {
     });
     const values = columns.map((tokens) => (tokens * 1000) / span);
     const peak = Math.max(...values, 0);
-    const most = peak ? roundUp(peak) : 1;
+    const most = peak ? roundUp(Math.min(peak, usual(values) * BURST)) : 1;
     pen.textAlign = "right";
     pen.fillStyle = palette.dim;
     pen.fillText("tokens/s", this.gutter - 8, 8);
     if (peak) pen.fillText(count(most), this.gutter - 8, 24);
+    if (peak > most) pen.fillText(`peak ${count(Math.round(peak))}`, this.gutter - 8, 40);
     pen.save();
     pen.beginPath();
     pen.rect(this.gutter, 0, this.width, height);
@@ -233,7 +239,7 @@ class Timeline {
     pen.beginPath();
     pen.moveTo(this.gutter, floor);
     values.forEach((value, i) => {
-      const y = floor - (value / most) * (floor - 20);
+      const y = floor - Math.min(value / most, 1) * (floor - 20);
       pen.lineTo(this.gutter + i * 3, y);
       pen.lineTo(this.gutter + (i + 1) * 3, y);
     });
@@ -241,6 +247,8 @@ class Timeline {
     pen.globalAlpha = 0.55;
     pen.fill();
     pen.globalAlpha = 1;
+    pen.fillStyle = palette.cut; // cut off
+    values.forEach((value, i) => value > most && pen.fillRect(this.gutter + i * 3, 18, 3, 2));
     pen.fillStyle = palette.dim;
     pen.textAlign = "left";
     for (const time of this.ticks()) {
@@ -249,19 +257,23 @@ class Timeline {
       const label = duration(time - start);
       if (x + 4 + pen.measureText(label).width <= width) pen.fillText(label, x + 4, height - 8);
     }
-    let free = 0;
-    for (const [version, time] of versions) {
-      const x = this.x(time);
-      if (x < this.gutter - 1 || x > width) continue;
-      pen.fillStyle = palette.weights;
-      pen.fillRect(Math.round(x) - 1, 0, 1.5, floor);
-      const label = shorten(pen, `weights ${visible(version.slice(0, 60))}`, 160);
-      if (x >= free) pen.fillText(label, x + 4, 8);
-      free = Math.max(free, x + pen.measureText(label).width + 10);
-    }
+    this.drawLabels(pen, palette.weights, 8, floor, versions.map(([version, time]) => [`weights ${visible(version.slice(0, 60))}`, time]));
+    this.drawLabels(pen, palette.text, 28, floor, this.steps.map(([step, time]) => [`step ${step}`, time]));
     pen.restore();
     pen.fillStyle = palette.line;
     pen.fillRect(this.gutter, floor, this.width, 1);
+  }
+
+  /** Lines where something begins, each with its label as far as there is room before the next one. */
+  drawLabels(pen, colour, y, height, labels) {
+    const edge = this.gutter + this.width;
+    const shown = labels.map(([label, time]) => [label, this.x(time)]).filter(([, x]) => x >= this.gutter - 1 && x <= edge);
+    pen.fillStyle = colour;
+    shown.forEach(([label, x], i) => {
+      pen.fillRect(Math.round(x) - 1, 0, 1.5, height);
+      const room = (shown[i + 1]?.[1] ?? edge) - x - 10;
+      if (room > 20) pen.fillText(shorten(pen, label, room), x + 4, y);
+    });
   }
 
   listen() {
@@ -378,6 +390,21 @@ class Timeline {
     this.tip.style.left = `${Math.max(left, 4)}px`;
     this.tip.style.top = `${fits ? below : event.clientY - this.tip.offsetHeight - 10}px`;
   }
+}
+
+/** Each step and when its first request was sent, in order; nothing where there is one alone. */
+function stepsOf(lanes) {
+  const found = new Map();
+  for (const bar of lanes.flatMap((lane) => lane.bars)) {
+    if (bar.step !== null) found.set(bar.step, Math.min(found.get(bar.step) ?? Infinity, bar.sent));
+  }
+  return found.size > 1 ? [...found].sort((a, b) => a[1] - b[1]) : [];
+}
+
+/** What most of these come up to, leaving out nothing and the highest tenth. */
+function usual(values) {
+  const found = values.filter((value) => value > 0).sort((a, b) => a - b);
+  return found.length ? found[Math.floor((found.length - 1) * 0.9)] : 0;
 }
 
 function shorten(pen, text, room) {
