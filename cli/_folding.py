@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -91,6 +92,13 @@ def _death(code: int, name: str | None, errors: bytes) -> str:
 
 def write_all(log: str) -> None:
     """What the child does."""
+    try:
+        _write_all(log)
+    except RolloutLogError as error:
+        sys.exit(str(error))
+
+
+def _write_all(log: str) -> None:
     with open_source(log) as reader:
         for entry in reader.samples():
             try:

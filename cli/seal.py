@@ -1,10 +1,9 @@
 """Seal what writers that are gone left: a tenth of the size, read as before.
 
 A writer seals what it has rotated by itself; this does the rest, the last segment above all. Each is
-checked before the segment that it was made of is removed. Events are packed
-a megabyte together, which damage costs as a whole: of a small sealed log that is all of it. Sealing is done
-at the lowest priority; beside a run, --cpu keeps it to a share of one core. Exit status: 1 where some could
-not be sealed.
+checked before the segment that it was made of is removed. Events are packed a megabyte together, and damage
+costs as much: in a small log that is all of it. Sealing is done at the lowest priority; beside a run, --cpu
+keeps it to a share of one core. Exit status: 1 where some could not be sealed.
 
 Example:
 

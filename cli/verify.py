@@ -182,7 +182,8 @@ def _print_problems(problems: list[SampleProblem]) -> None:
 def _conclusion(verdict: Verdict, *, recoverable: bool) -> str:
     if verdict.verdict == "damaged":
         hint = "; `rollout-log recover LOG NEWLOG` saves what is whole" if recoverable else ""
-        return f"damaged: {verdict.folded:,} of {several(verdict.samples, 'sample')} can be read{hint}"
+        of = f"{verdict.folded:,} of {several(verdict.samples, 'sample')}" if verdict.samples else "no sample"
+        return f"damaged: {of} can be read{hint}"
     unfinished = [
         f"{verdict.statuses[status]:,} {status}" for status in _UNFINISHED if status in verdict.statuses
     ]
