@@ -43,8 +43,6 @@ class Pulse:
         """Of the next beat; there is one where `_next` has works."""
         self._now: deque[_Work] = deque()
         """Due, and to be done in turns; where it has works outside of a turn, the next turn is on its way."""
-        self._regular: dict[float, dict[_Work, None]] = {}
-        """By interval; there is one timer for each."""
 
     @property
     def idle(self) -> bool:
@@ -57,31 +55,15 @@ class Pulse:
         if self._timer is None:
             self._timer = self._loop.call_later(BEAT_S, self._beat)
 
-    def every(self, seconds: float, work: _Work) -> None:
-        """Call `work` at this interval, together with all others that have it."""
-        works = self._regular.get(seconds)
-        if works is None:
-            works = self._regular[seconds] = {}
-            self._loop.call_later(seconds, self._again, seconds)
-        works[work] = None
-
-    def stop(self, seconds: float, work: _Work) -> None:
-        """Call it no more at this interval, but for once where it is due already."""
-        self._regular.get(seconds, {}).pop(work, None)
-
     def flush(self) -> None:
         """Do now what waits for a beat."""
         works = [*self._now, *self._next]
-        self._drop()
+        self.forget()
         for work in works:
             self._do(work)
 
     def forget(self) -> None:
-        """Do nothing of what waits, and nothing regular any more."""
-        self._drop()
-        self._regular.clear()
-
-    def _drop(self) -> None:
+        """Do nothing of what waits."""
         self._now.clear()
         self._next.clear()
         if self._timer is not None:
@@ -91,14 +73,6 @@ class Pulse:
     def _beat(self) -> None:
         self._timer = None
         works, self._next = self._next, []
-        self._do_in_turns(works)
-
-    def _again(self, seconds: float) -> None:
-        works = self._regular.get(seconds)
-        if not works:
-            self._regular.pop(seconds, None)
-            return
-        self._loop.call_later(seconds, self._again, seconds)
         self._do_in_turns(works)
 
     def _do_in_turns(self, works: Iterable[_Work]) -> None:

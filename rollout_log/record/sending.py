@@ -112,6 +112,7 @@ class _Sending:
             try:
                 async for chunk in response.aiter_raw():
                     exchange.put(chunk)
+                    self.watchdog.touch()
                     if not self._behind:
                         self._behind = True
                         soon(self._beat)
@@ -133,7 +134,6 @@ class _Sending:
         if not self._behind:
             return
         self._behind = False
-        self.watchdog.touch()
         try:
             self._exchange.take()
             if self._call.on_read is not None:

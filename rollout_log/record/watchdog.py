@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 
 from rollout_log.events import End
-from rollout_log.record.pulse import Pulse, pulse
 
 __all__ = ["Watchdog"]
 
@@ -39,15 +38,14 @@ class Watchdog:
         """Cancellations that the task had asked of it before."""
         self._last: float | None = None
         self._granted = False
-        self._pulse: Pulse | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._check: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin watching the current task."""
         self._task = asyncio.current_task()
         self._cancels = _cancels()
-        self._pulse = pulse()
-        self._pulse.every(self._interval, self._tick)
+        self._schedule()
 
     def touch(self) -> None:
         """A read came."""
@@ -57,8 +55,8 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching."""
         self._task = None
-        if self._pulse is not None:
-            self._pulse.stop(self._interval, self._tick)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._check is not None:
             self._check.cancel()
 
@@ -81,6 +79,9 @@ class Watchdog:
             return "cancelled", "the run aborts"
         return "timeout", f"no bytes for {self.limit:g} s"
 
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
+
     def _tick(self) -> None:
         if self._task is None or self.fired:
             return
@@ -91,6 +92,7 @@ class Watchdog:
                 self.fire("timeout")
             else:
                 self._check = asyncio.get_running_loop().create_task(self._ask(self._healthy))
+        self._schedule()
 
     def _stands_still(self) -> bool:
         return self._last is not None and monotonic() - self._last >= self.limit
