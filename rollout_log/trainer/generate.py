@@ -47,8 +47,8 @@ async def generate(
     evaluation: bool = False,
 ) -> Any:
     """Generate for a sample of `host`, whose request `prepare` makes; returns the sample."""
+    state = host.state(args)  # first: without its trainer nothing is opened
     session = session_for(args)
-    state = host.state(args)
     status = type(sample).Status
     life = older_life(host, session, sample, sampling_params, state, evaluation=evaluation)
     budget = sampling_params.get("max_new_tokens")

@@ -10,6 +10,7 @@ import pytest
 
 from recorded import Writer, frame
 from rollout_log.replay.checking import differences
+from rollout_log.trainer import session
 from rollout_log.view import view
 
 
@@ -197,6 +198,7 @@ def test_through_a_plug_in_without_its_trainer_is_one_line(run_log, call, caplog
     said = "rollout-log: vime.rollout.vllm_rollout cannot be imported: is vime installed?\n"
     assert (result.code, result.out, result.err) == (2, "", said)
     assert caplog.text == ""
+    assert session._session is None, "nothing was opened for it"
 
 
 def test_what_a_function_of_ones_own_raises_is_said(run_log, call, tmp_path, monkeypatch):

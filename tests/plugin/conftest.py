@@ -17,5 +17,6 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "log"
     monkeypatch.setenv("ROLLOUT_LOG_DIR", str(path))
     monkeypatch.setenv("ROLLOUT_LOG_WINDOW_MS", "20")
+    close_session()  # whoever left one
     yield path
     close_session()
