@@ -15,6 +15,7 @@ from benchmarks.measure import Row
 TOPICS = (
     "hot_path",
     "streaming",
+    "short_requests",
     "plain_loop",
     "writing",
     "reading",

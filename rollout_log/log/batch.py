@@ -12,7 +12,8 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import zstandard
 
@@ -55,6 +56,7 @@ HEADER_SIZE = _HEADER.size + _CHECKSUM.size
 _PLACE = struct.Struct(">QQQII")
 _END = struct.Struct(">I")
 _of_thread = threading.local()
+_Part = TypeVar("_Part", "Claim", "Batch")
 
 
 class Place(NamedTuple):
@@ -179,8 +181,9 @@ class Packer:
 class Batches:
     """The batches of a segment, for reading the blocks of one sample after the other."""
 
-    def __init__(self, get: Callable[[int], bytes | None]) -> None:
-        """`get` returns the bytes of a batch by its number, None where there is none."""
+    def __init__(self, where: Path, get: Callable[[int], bytes | None]) -> None:
+        """`get` returns the bytes of a batch of the file `where` by its number, None where there is none."""
+        self._where = where
         self._get = get
         self._held: OrderedDict[int, Batch] = OrderedDict()
         self._size = 0
@@ -202,7 +205,9 @@ class Batches:
         while last:
             _, place = next(self._claim(last).places_of(ordinal), (0, None))
             if place is None or place.previous >= last:
-                raise LogDamaged(f"batch {last} should have events of sample {ordinal}, and has none")
+                raise LogDamaged(
+                    f"{self._where}: batch {last} should have events of sample {ordinal}, and has none"
+                )
             numbers.append(last)
             if place.first <= start:
                 break
@@ -211,16 +216,16 @@ class Batches:
 
     def _claim(self, number: int) -> Claim:
         held = self._held.get(number)
-        return read_claim(self._bytes(number)) if held is None else held.claim
+        return self._read(number, read_claim) if held is None else held.claim
 
     def _unpacked(self, number: int) -> Batch:
         with self._lock:
             if (held := self._held.get(number)) is not None:
                 self._held.move_to_end(number)
                 return held
-        batch = unpack_batch(self._bytes(number))
+        batch = self._read(number, unpack_batch)
         if batch.claim.number != number:
-            raise LogDamaged(f"batch {batch.claim.number} lies where batch {number} belongs")
+            raise LogDamaged(f"{self._where}: batch {batch.claim.number} lies where batch {number} belongs")
         with self._lock:
             if self._held.setdefault(number, batch) is batch:
                 self._size += len(batch)
@@ -228,11 +233,14 @@ class Batches:
                 self._size -= len(self._held.popitem(last=False)[1])
         return batch
 
-    def _bytes(self, number: int) -> bytes:
+    def _read(self, number: int, read: Callable[[bytes], _Part]) -> _Part:
         data = self._get(number)
-        if data is None:
-            raise LogDamaged(f"batch {number} is missing")
-        return data
+        try:
+            if data is None:
+                raise LogDamaged(f"batch {number} is missing")
+            return read(data)
+        except LogDamaged as error:
+            raise LogDamaged(f"{self._where}: {error}") from error
 
 
 def _pack(writer: bytes, number: int, directory: list[bytes], payload: bytes) -> bytes:

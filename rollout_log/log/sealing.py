@@ -141,15 +141,12 @@ def _check(draft: Path) -> None:
 
 def _runs(path: Path, tables: Snapshot, writer: bytes) -> Iterator[tuple[int, Run]]:
     """Yield every block's bytes and events, by sample and sequence. Raises `LogDamaged`."""
-    try:
-        for key, _ in tables.rows(LAST):
-            for block in tables.blocks(int.from_bytes(key, "big")):
-                events = split_events(block.payload)
-                if block.writer != writer or len(events) != block.count:
-                    raise LogDamaged(f"block {block.first} of sample {block.ordinal} is not whole")
-                yield len(block.payload), Run(block.ordinal, block.first, events)
-    except LogDamaged as error:
-        raise LogDamaged(f"{path}: {error}") from error
+    for key, _ in tables.rows(LAST):
+        for block in tables.blocks(int.from_bytes(key, "big")):
+            events = split_events(block.payload)
+            if block.writer != writer or len(events) != block.count:
+                raise LogDamaged(f"{path}: block {block.first} of sample {block.ordinal} is not whole")
+            yield len(block.payload), Run(block.ordinal, block.first, events)
 
 
 def _group(blocks: Iterable[tuple[int, Run]]) -> Iterator[list[Run]]:

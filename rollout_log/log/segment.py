@@ -75,7 +75,7 @@ class Segment:
         self._environment = environment
         self.path = environment.path
         self.number = segment_number(environment.path)
-        self._batches = Batches(self._batch)
+        self._batches = Batches(self.path, self._batch)
 
     @classmethod
     def create(cls, path: Path, run: str) -> Segment:
@@ -171,12 +171,7 @@ class Segment:
 
     def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]:
         """Yield a sample's blocks that hold events from `start` on. Raises `LogDamaged`."""
-        try:
-            yield from self._batches.blocks(ordinal, self.last([ordinal])[1].get(ordinal, 0), start)
-        except LogDamaged as error:
-            if str(self.path) in str(error):  # as of what LMDB finds
-                raise
-            raise LogDamaged(f"{self.path}: {error}") from error
+        return self._batches.blocks(ordinal, self.last([ordinal])[1][ordinal], start)
 
     def last(self, ordinals: Iterable[int]) -> tuple[int, dict[int, int]]:
         """Return the number of the last batch, 0 where there is none, and of the last one of each sample."""
@@ -233,7 +228,7 @@ class Snapshot:
     def __init__(self, environment: Environment, transaction: lmdb.Transaction[bytes]) -> None:
         self._environment = environment
         self._transaction = transaction
-        self._batches = Batches(self._batch)
+        self._batches = Batches(environment.path, self._batch)
 
     def blocks(self, ordinal: int) -> Iterator[Block]:
         """Yield a sample's blocks. Raises `LogDamaged`."""

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {
     "hot_path": "1",
     "streaming": "1",
+    "short_requests": "1",
     "plain_loop": "2",
     "writing": "4",
     "reading": "6",

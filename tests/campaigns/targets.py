@@ -87,7 +87,7 @@ def batches(data: bytes) -> None:
             for block in found.blocks():
                 block.events()
             list(
-                Batches({found.claim.number: packed}.get).blocks(
+                Batches(Path(), {found.claim.number: packed}.get).blocks(
                     found.claim.places()[0].ordinal, found.claim.number
                 )
             )

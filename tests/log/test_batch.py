@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from rollout_log.log.batch import (
 from rollout_log.log.block import RAW, ZSTD, encode_blocks, writer_identity
 
 WRITER = writer_identity("host-1-2")
+FILE = Path("segment-000001.rlog")
 EVENTS = [Delta(at, b"%d" % at) for at in range(12)]
 
 
@@ -106,7 +108,7 @@ def test_a_commit_is_cut_into_batches_and_a_large_event_into_none():
     assert list(found) == [1, 2, 3, 4, 5, 6, 7]
     assert last == {1: 6, 2: 7}
     assert [read_claim(data).places()[0].previous for data in found.values()] == [0, 1, 2, 3, 4, 5, 0]
-    reader = Batches(found.get)
+    reader = Batches(FILE, found.get)
     blocks = list(reader.blocks(1, last[1]))
     assert [event for block in blocks for event in block.events()] == events
     ends = [block.first + block.count for block in blocks]
@@ -137,7 +139,7 @@ def test_the_blocks_of_a_sample_are_found_from_its_last_batch(chain):
     assert [place.ordinal for place in places] == [1, 1, 2, 2, 1]
     assert [place.previous for place in places] == [0, 1, 0, 2, 2]
     asked = []
-    reader = Batches(lambda number: asked.append(number) or found.get(number))
+    reader = Batches(FILE, lambda number: asked.append(number) or found.get(number))
     assert [block.first for block in reader.blocks(1, last[1])] == [0, 2, 4]
     assert [block.first for block in reader.blocks(2, last[2])] == [0, 2]
     assert [[block.first for block in reader.blocks(1, last[1], start)] for start in range(7)] == [
@@ -145,7 +147,7 @@ def test_the_blocks_of_a_sample_are_found_from_its_last_batch(chain):
     ]  # fmt: skip
     assert list(reader.blocks(7, 0)) == []
     asked.clear()
-    fresh = Batches(lambda number: asked.append(number) or found.get(number))
+    fresh = Batches(FILE, lambda number: asked.append(number) or found.get(number))
     assert [block.first for block in fresh.blocks(1, last[1], 4)] == [4]
     assert set(asked) == {4}, "what is before is not looked at"
 
@@ -162,21 +164,21 @@ def test_a_sample_is_found_by_its_lines_and_not_by_bytes_that_look_like_it(ordin
 
 def test_a_chain_that_is_broken_is_damage(chain):
     found, last = chain
-    with pytest.raises(LogDamaged, match="batch 2 is missing"):
-        list(Batches({**found, 2: None}.get).blocks(1, last[1]))
+    with pytest.raises(LogDamaged, match=r"^segment-000001\.rlog: batch 2 is missing"):
+        list(Batches(FILE, {**found, 2: None}.get).blocks(1, last[1]))
     with pytest.raises(LogDamaged, match="batch 3 should have events of sample 1, and has none"):
-        list(Batches(found.get).blocks(1, 3))
+        list(Batches(FILE, found.get).blocks(1, 3))
     with pytest.raises(LogDamaged, match="batch 1 lies where batch 4 belongs"):
-        list(Batches({**found, 4: found[1]}.get).blocks(1, last[1]))
+        list(Batches(FILE, {**found, 4: found[1]}.get).blocks(1, last[1]))
     ((_, endless),) = Packer(WRITER, 4, {1: 4}).pack(blocks_of(1, 4, EVENTS[4:6]))
     with pytest.raises(LogDamaged, match="batch 4"):
-        list(Batches({**found, 4: endless}.get).blocks(1, last[1]))
+        list(Batches(FILE, {**found, 4: endless}.get).blocks(1, last[1]))
 
 
 def test_only_so_many_batches_are_kept_unpacked(monkeypatch):
     monkeypatch.setattr(batch, "HELD", 100_000)
     found, last = commits(*(blocks_of(1, at, [Delta(0, bytes(40_000))]) for at in range(6)))
-    reader = Batches(found.get)
+    reader = Batches(FILE, found.get)
     assert len(list(reader.blocks(1, last[1]))) == 6
     assert list(reader._held) == [5, 6]
     assert reader._size == sum(map(len, reader._held.values())) < 100_000

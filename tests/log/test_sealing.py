@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import lmdb
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -337,6 +338,19 @@ def test_a_damaged_segment_is_kept_as_it_is(log_copy):
         seal(segment)
     assert segment.exists()
     assert [each.name for each in segment.parent.iterdir() if "sealed" in each.name] == []
+
+
+def test_a_segment_with_events_that_no_sample_leads_to_is_not_sealed(log_copy):
+    segment = first_segment(log_copy)
+    with lmdb.open(str(segment), subdir=False, max_dbs=8) as environment:
+        last = environment.open_db(b"last", create=False)
+        with environment.begin(write=True) as transaction, transaction.cursor(last) as cursor:
+            assert cursor.first()
+            cursor.delete()
+    with pytest.raises(LogDamaged, match=r"has \d+ events, and \d+ can be reached by sample"):
+        seal(segment)
+    assert segment.exists()
+    assert not sealed_path(segment).exists()
 
 
 def test_what_does_not_come_back_is_not_sealed(log_copy, monkeypatch):

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from replay.clock import Clock
 from replay.exchanges import body_of, record_capture
 from replay.memory import MemoryLog
 from replay.streams import DONE, VLLM, aborted, body, frame, sample, whole
@@ -24,20 +25,9 @@ OTHER = [5, 6]
 WHY = "'k' request 0 was held at token 2, where the recording was aborted, and in {} s the client has neither"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    clock = Clock()
-    for module in (desk, playback):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return Clock(monkeypatch, desk, playback)
 
 
 def log_of_two(**options: Any) -> MemoryLog:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import captures
+from replay.clock import Clock
 from replay.exchanges import body_of, record_capture
 from replay.memory import MemoryLog
 from replay.streams import DONE, VLLM, aborted, body, frame, sample, tokens_of, whole
@@ -24,19 +25,9 @@ PROMPT = [7]
 REQUEST = json.dumps(body(PROMPT, 3)).encode()
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(playback, "time", clock)
-    return clock
+    return Clock(monkeypatch, playback)
 
 
 def timed(event: Event) -> Event:
