@@ -20,7 +20,7 @@ from rollout_log.errors import RecordingFailed, RolloutLogError, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
-from rollout_log.log.ending import before_end
+from rollout_log.log.ending import HELD_BACK_S, before_end
 from rollout_log.log.keeper import Keeper, Plan
 from rollout_log.log.queue import Counters, Queue
 from rollout_log.log.retention import cap_of
@@ -82,7 +82,8 @@ class Log:
         """Open a log for writing, and make it where there is none.
 
         The same path gives the same handle within a process; each `open` wants its `close`, and the
-        first one's settings hold. `run` names the training run (default: the directory's name).
+        first one's settings hold. `run` names the training run (default: the directory's name). What a tap
+        read is committed within `window_ms`, in which taps may hold it back for 50 ms at first.
 
         Rotated segments are sealed by a child process in the background, which takes at most `seal_cpu` of
         one core (from above 0 to 1, where it takes all of it), copied into the folder `archive`
@@ -143,7 +144,7 @@ class Log:
         self.strict = strict
         self.keep = frozenset(keep)
         self._name = name
-        self._window = window_ms / 1000
+        self._window = max(window_ms / 1000 - HELD_BACK_S, window_ms / 2000)
         self._max_bytes = cap_of(path) if max_bytes is None else max_bytes
         self._segment_bytes = min(segment_bytes, max(self._max_bytes // _SEGMENTS, _LEAST_SEGMENT))
         self._archive = archive
@@ -179,6 +180,11 @@ class Log:
         """In the child of a fork: the parent's samples are its own, so number on from them."""
         self._first_ordinal = self._queue.next_ordinal
         self._reset()
+
+    @property
+    def loss_ms(self) -> float:
+        """What a killed process loses beside the commit under way: `window_ms`, from 100 on."""
+        return 1000 * (self._window + HELD_BACK_S)
 
     @property
     def counters(self) -> Counters:

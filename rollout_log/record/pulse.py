@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from rollout_log.log.ending import tell_before_end
+from rollout_log.log.ending import HELD_BACK_S, tell_before_end
 
 __all__ = ["BEAT_S", "Pulse", "pulse"]
 
-BEAT_S = 0.05
+BEAT_S = HELD_BACK_S
 """Seconds between the first work that waits and the beat."""
 _AT_ONCE = 128
 """Works after which whatever else waits in the event loop gets its turn: about two milliseconds."""

@@ -21,7 +21,6 @@ from rollout_log.log import Log
 from rollout_log.log.retention import cap_of
 from rollout_log.record import Recorder, RecordingTransport
 from rollout_log.record.live import Closable, LiveSample
-from rollout_log.record.pulse import BEAT_S
 from rollout_log.record.retry import Backoff
 from rollout_log.record.samples import Samples
 from rollout_log.settings import Settings, read_settings
@@ -255,11 +254,11 @@ def _announce(session: Session) -> None:
         return
     cap = settings.max_bytes if settings.max_bytes is not None else cap_of(log.path)
     _logger.info(
-        "recording every delta to %s: at most %.3g GB, kill -9 loses %d ms, keys are t<index>-<session> and "
-        "e<index>-<session> in evaluation; off: ROLLOUT_LOG_ENABLED=0",
+        "recording every delta to %s: at most %.3g GB, kill -9 loses %.0f ms, keys are t<index>-<session> "
+        "and e<index>-<session> in evaluation; off: ROLLOUT_LOG_ENABLED=0",
         log.path,
         cap / 1e9,
-        settings.window_ms + 1000 * BEAT_S,
+        log.loss_ms,
     )
 
 

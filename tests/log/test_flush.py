@@ -13,7 +13,9 @@ from rollout_log.errors import SampleNotFound
 from rollout_log.events import Delta, Event, Opened
 from rollout_log.log import Log, LogReader
 from rollout_log.log.committer import Committer
+from rollout_log.log.ending import HELD_BACK_S
 from rollout_log.log.queue import Queue
+from rollout_log.record.pulse import BEAT_S
 
 
 async def test_flush_commits_only_the_samples_it_is_asked_for(log, path, begin):
@@ -186,3 +188,13 @@ async def test_a_sample_may_be_named_by_its_key(tmp_path):
         assert (log.durable(sample), log.durable(other)) == (1, 0)
         with pytest.raises(SampleNotFound, match="no sample 'x'"):
             await log.flush("x")
+
+
+@pytest.mark.parametrize(
+    ("window_ms", "waits_s", "loss_ms"), [(250, 0.2, 250), (100, 0.05, 100), (20, 0.01, 60)]
+)
+def test_what_taps_hold_back_at_first_is_a_part_of_the_window(path, window_ms, waits_s, loss_ms):
+    with Log.open(path, window_ms=window_ms) as log:
+        assert log._queue._window == pytest.approx(waits_s)
+        assert log.loss_ms == pytest.approx(loss_ms)
+    assert BEAT_S == HELD_BACK_S
