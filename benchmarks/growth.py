@@ -1,10 +1,11 @@
 """Growth (target 8): does a token cost the same in long samples and among many, and what does a stream hold?
 
-`Exchange.feed` with a log, without HTTP: chunks of one event to many open requests in turn.
+Without HTTP: chunks of one event are put into many open requests in turn.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import statistics
 import tempfile
@@ -19,6 +20,7 @@ from benchmarks.frames import BODY, PATH, chunks
 from benchmarks.measure import Row
 from rollout_log.log import Log
 from rollout_log.record.exchange import Exchange
+from rollout_log.record.pulse import pulse
 from rollout_log.record.samples import Samples
 
 __all__ = ["rows"]
@@ -42,15 +44,26 @@ def opened(log: Log | None, streams: int) -> list[Exchange]:
     return found
 
 
-def feed(exchanges: list[Exchange], tokens: int, log: Log | None, at_once: int) -> float:
-    """Feed tokens to the streams in turn; return CPU seconds per token, commits included."""
-    data, streams = chunks(1), len(exchanges)
+def feed(exchanges: list[Exchange], tokens: int, log: Log | None, at_once: int, *, each: int = 1) -> float:
+    """Put tokens into the streams in turn, `each` a chunk, with a commit after `at_once`.
+
+    Returns CPU seconds per token, commits included.
+    """
+    return asyncio.run(_feed(exchanges, tokens, log, at_once, each))
+
+
+async def _feed(exchanges: list[Exchange], tokens: int, log: Log | None, at_once: int, each: int) -> float:
+    data, streams = chunks(each), len(exchanges)
+    if log is not None:
+        log.flush_sync()  # what opened them
     start = time.process_time()
-    for place in range(tokens):
-        exchanges[place % streams].feed(data[place % len(data)])
+    for place in range(tokens // each):
+        exchanges[place % streams].put(data[place % len(data)])
         if log is not None and place % at_once == at_once - 1:
+            pulse(log.hold_back_s).flush()
             log.flush_sync()
     if log is not None:
+        pulse(log.hold_back_s).flush()
         log.flush_sync()
     return (time.process_time() - start) / max(tokens, 1)
 
@@ -98,7 +111,7 @@ def memory(*, quick: bool) -> Iterator[Row]:
         exchanges = opened(None, streams)
         for exchange in exchanges:
             for place in range(tokens):
-                exchange.feed(data[place % 4096])
+                exchange.put(data[place % 4096])
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()

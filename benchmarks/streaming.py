@@ -25,17 +25,17 @@ from benchmarks.measure import Row
 from benchmarks.server import engine
 from rollout_log.log import Log
 from rollout_log.record import Recorder
+from rollout_log.record.live import LiveSample
 
 STREAMS = 512
-RATE = 2.5
-"""Chunks a second and stream: slow enough for each to be a read of its own, even on a busy machine."""
-WINDOW_MS = 1000
-"""The log's, so that as many events of a sample share a commit as at 10 a second and the usual 250 ms."""
+RATES = {1: 10.0, 4: 5.0, 16: 2.5, 40: 2.5}
+"""Chunks a second and stream, by events a chunk: as fast as they still come as reads of their own."""
 ENDS = (0, 20)
 """Request ends a second. With some hundred httpx's pool of connections takes a core for itself: for each
 request it looks at all connections for each idle one."""
-TURN_S = 1.0
-SETTLE_S = 1.6
+TURN_S = 4.0
+"""In which a stream gets more than is folded at once."""
+SETTLE_S = 0.6
 """Before a turn counts: the window of a log that the turn before filled, and its commit."""
 TURNS = 5
 KINDS = ("drain", "off", "on")
@@ -87,7 +87,13 @@ class Clients:
         if self.kind in PLAIN:
             return self._bytes / len(chunks(each)[0]) * each
         live = self._recorder.samples._live.values()
-        return sum(request.deltas for sample in live for request in sample.rollout.requests)
+        return sum(_tokens_of(sample, each) for sample in live)
+
+
+def _tokens_of(sample: LiveSample, each: int) -> int:
+    """How many came, folded or not."""
+    folded, exchange = sum(request.deltas for request in sample.rollout.requests), sample.exchange
+    return folded if exchange is None else folded + len(exchange._unfolded) + each * len(exchange._waiting)
 
 
 @contextlib.asynccontextmanager
@@ -122,18 +128,19 @@ class Bench:
         self.turns = 1 if quick else TURNS
         self.streams = 8 if quick else STREAMS
         self.seconds, self.settle = (0.1, 0.05) if quick else (TURN_S, SETTLE_S)
-        self.rate = 50.0 if quick else RATE
+        self.rates = dict.fromkeys(RATES, 50.0) if quick else RATES
 
     async def take_turns(self, kinds: Kinds, each: int, ends: float = 0) -> dict[str, float]:
         """Return the median CPU seconds per token of each kind."""
-        usual = max(int(self.streams * self.rate * each / ends), 1) if ends else 10**9
+        rate = self.rates[each]
+        usual = max(int(self.streams * rate * each / ends), 1) if ends else 10**9
         async with contextlib.AsyncExitStack() as stack:
             clients = [
                 Clients(kind, await stack.enter_async_context(client()), self.url, self.log)
                 for kind, client in kinds.items()
             ]
             tasks = [
-                asyncio.create_task(client.stream(f"{client.kind}-{place}", each, usual, self.rate))
+                asyncio.create_task(client.stream(f"{client.kind}-{place}", each, usual, rate))
                 for client in clients
                 for place in range(self.streams)
             ]
@@ -160,7 +167,7 @@ def rows(*, quick: bool = False) -> Iterator[Row]:
     with (
         engine() as url,
         tempfile.TemporaryDirectory() as folder,
-        Log.open(Path(folder) / "log", window_ms=WINDOW_MS) as log,
+        Log.open(Path(folder) / "log") as log,
     ):
         bench = Bench(url, log, quick=quick)
         yield from tax(bench)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -88,19 +89,18 @@ def writer_identity(folder_name: str) -> bytes:
     return hashlib.blake2b(folder_name.encode(), digest_size=8).digest()
 
 
-def encode_blocks(first: int, events: Sequence[Event]) -> Iterator[tuple[int, int, bytes]]:
+def encode_blocks(first: int, events: Sequence[Event]) -> list[tuple[int, int, bytes]]:
     """Encode consecutive events as one or more blocks: first sequence, number of events, payload."""
-    if len(events) > SPLIT_AT:
-        for start in range(0, len(events), SPLIT_AT):
-            yield from encode_blocks(first + start, events[start : start + SPLIT_AT])
-        return
+    count = len(events)
+    if count > SPLIT_AT:
+        starts = range(0, count, SPLIT_AT)
+        parts = [encode_blocks(first + start, events[start : start + SPLIT_AT]) for start in starts]
+        return list(chain.from_iterable(parts))
     payload = _encode(events)
-    if len(payload) > SPLIT_ABOVE and len(events) > 1:
-        half = len(events) // 2
-        yield from encode_blocks(first, events[:half])
-        yield from encode_blocks(first + half, events[half:])
-        return
-    yield first, len(events), payload
+    if len(payload) > SPLIT_ABOVE and count > 1:
+        half = count // 2
+        return encode_blocks(first, events[:half]) + encode_blocks(first + half, events[half:])
+    return [(first, count, payload)]
 
 
 def _encode(events: Sequence[Event]) -> bytes:

@@ -71,7 +71,7 @@ class Committer:
         parts = sorted(parts, key=lambda part: part.ordinal)
         before, last = self._segment.last(part.ordinal for part in parts if part.segment == self.number)
         packer = Packer(self._identity, before + 1, last)
-        blocks = (block for part in parts for block in part.blocks())
+        blocks = ((part.ordinal, *block) for part in parts for block in part.blocks())
         rows = [batch_row(number, data) for number, data in packer.pack(blocks)]
         rows += last_rows(packer.last)
         for part in parts:

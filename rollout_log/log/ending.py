@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["HELD_BACK_S", "before_end", "tell_before_end"]
-
-HELD_BACK_S = 0.05
-"""For how long they hold events back at most. It is a part of a log's window."""
+__all__ = ["before_end", "tell_before_end"]
 
 _told: list[Callable[[], None]] = []
 

@@ -12,6 +12,8 @@ import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +125,9 @@ class Environment:
         while True:
             try:
                 with self._env.begin(write=True) as transaction:
-                    for table, key, value in rows:
-                        transaction.put(key, value, db=self.table(table))
+                    for table, of_table in groupby(rows, itemgetter(0)):
+                        with transaction.cursor(db=self.table(table)) as cursor:
+                            cursor.putmulti([(key, value) for _, key, value in of_table])
                 self._commits += 1
                 if self._commits % _CHECK_READERS == 0:
                     self._env.reader_check()  # readers that were killed keep pages from being used again

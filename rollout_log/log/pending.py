@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from rollout_log.events import Body, Closed, Delta, Event, Marked, Opened, Requested, Responded, Tail
 from rollout_log.log.block import encode_blocks
@@ -39,10 +39,9 @@ class Part:
         """The key of the sample that begins here."""
         return self.events[0].key if self.events and isinstance(self.events[0], Opened) else None
 
-    def blocks(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Yield the events as blocks: ordinal, first sequence, number of events, payload."""
-        for first, count, payload in encode_blocks(self.first, self.events) if self.events else ():
-            yield self.ordinal, first, count, payload
+    def blocks(self) -> list[tuple[int, int, bytes]]:
+        """Return the events as blocks: first sequence, number of events, payload."""
+        return encode_blocks(self.first, self.events) if self.events else []
 
     def rows(self, known: Summary | None) -> list[Row]:
         """Return the rows that make the sample known, where they are new.

@@ -74,6 +74,7 @@ class Queue:
         self.closed = False
         self._strict = strict
         self._window = window
+        self._least = window / 20  # so that what comes with an event that is late shares its commit
         self._limit = limit
         self._read_back = read_back
         self._lock = threading.Lock()
@@ -123,7 +124,14 @@ class Queue:
             self._segments.append(0)
             return ordinal
 
-    def append(self, sample: int, first: int, events: Sequence[Event], summary: Summary | None) -> bool:
+    def append(
+        self,
+        sample: int,
+        first: int,
+        events: Sequence[Event],
+        summary: Summary | None,
+        since: float | None = None,
+    ) -> bool:
         """Take events; see `Log.append`."""
         with self._lock:
             part = self._dirty.get(sample)
@@ -154,9 +162,12 @@ class Queue:
                 return self._refuse(
                     events, "commits fail" if self._failing else "the queue is still draining"
                 )
-            if not self._dirty:
-                self._due = time.monotonic() + self._window
-                self._work.notify()
+            if self._due is None or (since is not None and since + self._window < self._due):
+                now = time.monotonic()
+                due = max((now if since is None else since) + self._window, now + self._least)
+                if self._due is None or due < self._due:
+                    self._due = due
+                    self._work.notify()
             if part is None:
                 part = self._dirty[sample] = Part(sample, expected)
             part.events.extend(events)

@@ -171,12 +171,14 @@ class Segment:
 
     def blocks(self, ordinal: int, start: int = 0) -> Iterator[Block]:
         """Yield a sample's blocks that hold events from `start` on. Raises `LogDamaged`."""
-        return self._batches.blocks(ordinal, self.last([ordinal])[1][ordinal], start)
+        return self._batches.blocks(ordinal, self.last([ordinal])[1].get(ordinal, 0), start)
 
     def last(self, ordinals: Iterable[int]) -> tuple[int, dict[int, int]]:
         """Return the number of the last batch, 0 where there is none, and of the last one of each sample."""
         with self._environment.read() as transaction:
-            found = {ordinal: _last_of(transaction, self._environment, ordinal) for ordinal in ordinals}
+            with transaction.cursor(db=self._environment.table(LAST)) as cursor:
+                rows = cursor.getmulti(map(_ORDINAL.pack, ordinals))
+            found = {_ORDINAL.unpack(key)[0]: _ORDINAL.unpack(value)[0] for key, value in rows}
             with transaction.cursor(db=self._environment.table(BATCHES)) as cursor:
                 number = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
         return number, found

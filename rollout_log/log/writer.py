@@ -20,7 +20,7 @@ from rollout_log.errors import RecordingFailed, RolloutLogError, SampleNotFound
 from rollout_log.events import Event, Opened
 from rollout_log.log.committer import Committer
 from rollout_log.log.directory import writer_name
-from rollout_log.log.ending import HELD_BACK_S, before_end
+from rollout_log.log.ending import before_end
 from rollout_log.log.keeper import Keeper, Plan
 from rollout_log.log.queue import Counters, Queue
 from rollout_log.log.retention import cap_of
@@ -37,6 +37,9 @@ _SEGMENTS = 4
 """A segment is at most this part of the cap, so that deleting the oldest leaves most of the log …"""
 _LEAST_SEGMENT = 1 << 20
 """… but has at least so many bytes."""
+
+_HELD_BACK = 0.9
+"""The part of the window for which taps may hold events back; the rest is for handing them over together."""
 
 _PATIENCE_S = 2.0
 """How long SIGTERM waits for a flush."""
@@ -60,6 +63,10 @@ class Log:
     run: str
     writer: str
     """The name of this process's folder in the log."""
+    window_ms: int
+    """What a killed process loses, beside the commit under way."""
+    hold_back_s: float
+    """For how many seconds events may be kept before they are appended, with word of `since` when."""
 
     @classmethod
     def open(
@@ -83,7 +90,7 @@ class Log:
 
         The same path gives the same handle within a process; each `open` wants its `close`, and the
         first one's settings hold. `run` names the training run (default: the directory's name). What a tap
-        read is committed within `window_ms`, in which taps may hold it back for 50 ms at first.
+        read is on its way to the disk within `window_ms`.
 
         Rotated segments are sealed by a child process in the background, which takes at most `seal_cpu` of
         one core (from above 0 to 1, where it takes all of it), copied into the folder `archive`
@@ -144,7 +151,8 @@ class Log:
         self.strict = strict
         self.keep = frozenset(keep)
         self._name = name
-        self._window = max(window_ms / 1000 - HELD_BACK_S, window_ms / 2000)
+        self.window_ms = window_ms
+        self.hold_back_s = _HELD_BACK * window_ms / 1000
         self._max_bytes = cap_of(path) if max_bytes is None else max_bytes
         self._segment_bytes = min(segment_bytes, max(self._max_bytes // _SEGMENTS, _LEAST_SEGMENT))
         self._archive = archive
@@ -162,7 +170,7 @@ class Log:
         self._committer = Committer(self.path, self.writer, self.run, self._segment_bytes)
         self._queue = Queue(
             self.path,
-            window=self._window,
+            window=self.window_ms / 1000,
             limit=self._queue_bytes,
             strict=self.strict,
             first_ordinal=self._first_ordinal,
@@ -182,11 +190,6 @@ class Log:
         self._reset()
 
     @property
-    def loss_ms(self) -> float:
-        """What a killed process loses beside the commit under way: `window_ms`, from 100 on."""
-        return 1000 * (self._window + HELD_BACK_S)
-
-    @property
     def counters(self) -> Counters:
         return self._queue.counters
 
@@ -200,9 +203,17 @@ class Log:
         return self._queue.create()
 
     def append(
-        self, sample: int, first: int, events: Sequence[Event], summary: Summary | None = None
+        self,
+        sample: int,
+        first: int,
+        events: Sequence[Event],
+        summary: Summary | None = None,
+        since: float | None = None,
     ) -> bool:
         """Hand over events `first`, `first + 1`, … of a sample, and its new summary if it has one.
+
+        `since` says by `time.monotonic` when the first of them came, where that was a while ago: the window
+        counts from then.
 
         Takes no time: the events are kept as they are and written by the log's thread. Returns False
         where they are not accepted (queue full, commits failing, log closed, sample of a parent
@@ -215,7 +226,7 @@ class Log:
         if not self._thread.is_begun and (why := self._thread.begin(self._stop)) is not None:
             self._warn_once("nothing is recorded into %s for now: %s", self.path, why)
             return self._queue.refuse(events, why)
-        taken = self._queue.append(sample, first, events, summary)
+        taken = self._queue.append(sample, first, events, summary, since)
         if not taken:
             if self._queue.closed:
                 self._warn_once("%s is closed; nothing more is recorded into it", self.path)

@@ -36,17 +36,18 @@ class Call(msgspec.Struct, kw_only=True):
     should_stop: Callable[[], bool] | None = None
     """Whether the run aborts: asked between reads and at least every second. Nothing is retried then.
 
-    The live rollout may be a beat behind what was read; see `on_read`.
+    The live rollout may be behind what was read; see `on_read`.
     """
     stop_grace_s: float = 0.0
     """How long a stream may go on once the run aborts, so that the engine can say its last word."""
     on_chunk: Callable[[bytes], None] | None = None
-    """Called with every read of a response at once, before it is folded."""
+    """Called with every read of a response at once, before `on_read` is."""
     on_read: Callable[[Rollout], None] | None = None
-    """Called when a request begins and when something was read: at the next beat, within 50 ms
-    (`record.pulse.BEAT_S`), when the live rollout follows as well; and with everything before the call ends.
+    """Called when a request begins, whenever some of its response was folded, and with everything before the
+    call ends. What it raises ends the call.
 
-    In the event loop's thread, but in no task. What it raises ends the call.
+    A response is folded 16 kB at a time (`record.exchange.FOLD_AT`; some forty tokens with log-probs), and
+    where nothing more came for a second.
     """
 
     def stopper(self) -> Callable[[], bool] | None:

@@ -1,8 +1,9 @@
 """One request made for a sample, from the tap's point of view: headers, reads and an end go in.
 
-Sans-IO and synchronous: a tap calls `respond`, `feed` for every network read (or `put`, and `take` for those
-of a while), `end`, and passes the bytes on itself. Whatever goes wrong in here stays in here, unless the log
-is strict: recording never kills a run.
+Sans-IO: a tap calls `respond`, `put` for every network read (`feed` where there is no event loop), `end`, and
+passes the bytes on itself. What was put waits, first for the log and then for the fold, until there is enough
+of it for one more to cost little. Whatever goes wrong in here stays in here, unless the log is strict:
+recording never kills a run.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from rollout_log.errors import RecordingFailed
 from rollout_log.events import Body, Delta, End, Ended, Event, Marked, Reads, Responded, Tail
 from rollout_log.record.elision import LARGE, elide, size_of
 from rollout_log.record.headers import safe_headers
+from rollout_log.record.pulse import pulse
 from rollout_log.sse import FrameSplitter
 
 if TYPE_CHECKING:
     from rollout_log.fold import Rollout
     from rollout_log.record.live import LiveSample
 
-__all__ = ["Exchange"]
+__all__ = ["FOLD_AT", "Exchange"]
 
 _logger = logging.getLogger("rollout_log")
+FOLD_AT = 16 << 10
+"""Bytes of a response that may wait to be folded. A stream that takes its turn among hundreds finds nothing
+in the caches; so it is folded some forty tokens at a time."""
 _READS_PER_EVENT = 512
 """Read sizes and times are written in stretches, so that a killed process loses only the last one."""
 
@@ -42,9 +47,20 @@ class Exchange:
         self._splitter: FrameSplitter | None = None
         self._body: list[bytes] = []
         self._started_ns = monotonic_ns()
-        self._last_read = 0
-        self._waiting: list[tuple[bytes, int]] = []
-        """Reads that were put and not taken in, and when each came: ns of the clock that never goes back."""
+        # Lists of plain things, as one tuple a read would set the garbage collector going.
+        self._waiting: list[bytes] = []
+        """Reads that the log has not got …"""
+        self._came: list[int] = []
+        """… and when each came: ns of the clock that never goes back."""
+        self._last_ns: int | None = None
+        """When the last one came that the log has got."""
+        self._unfolded: list[Delta] = []
+        self._size = 0
+        """Bytes of what waits and what is not folded."""
+        self._beats = False
+        """Whether a beat is to come."""
+        self._refused: RecordingFailed | None = None
+        """What a strict log said in a beat, until somebody can be told."""
         self._sizes: list[int] = []
         self._times: list[int] = []
 
@@ -75,27 +91,71 @@ class Exchange:
         self._add(events)
 
     def feed(self, chunk: bytes) -> None:
-        """One network read of the body arrived."""
-        self.put(chunk)
-        self.take()
-
-    def put(self, chunk: bytes) -> None:
-        """One network read of the body arrived: keep it, and when that was, for `take`."""
+        """One network read of the body arrived; it is recorded and folded at once."""
         if chunk and not self.ended:
-            self._waiting.append((chunk, monotonic_ns()))
+            self._waiting.append(chunk)
+            self._came.append(monotonic_ns())
+            self.take()
+
+    def put(self, chunk: bytes) -> bool:
+        """One network read of the body arrived, in an event loop. Returns whether all there is is folded now.
+
+        The log gets it within a part of its window (`Log.hold_back_s`).
+        """
+        if not chunk or self.ended:
+            return False
+        self._waiting.append(chunk)
+        self._came.append(monotonic_ns())
+        self._size += len(chunk)
+        if self._size >= FOLD_AT or self._refused is not None:
+            self.take()
+            return True
+        if self._recording and not self._beats:
+            try:
+                pulse(self.sample.hold_back_s).soon(self._beat)
+            except RuntimeError:  # an event loop of another kind than asyncio's
+                self.take()
+                return True
+            self._beats = True
+        return False
+
+    def last_read(self) -> float | None:
+        """When a read came last, by `time.monotonic`; None where none came yet."""
+        last_ns = self._came[-1] if self._came else self._last_ns
+        return None if last_ns is None else last_ns / 1e9
 
     def take(self) -> None:
-        """Take in what was put, each read as of when it came; several are little dearer than one."""
+        """Record and fold what was put, each read as of when it came."""
+        try:
+            self._hand_over()
+        finally:
+            self._fold_deltas()
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
+
+    def _beat(self) -> None:
+        self._beats = False
+        try:
+            self._hand_over()
+        except RecordingFailed as error:
+            self._refused = error
+
+    def _hand_over(self) -> None:
+        """Give the log what waits for it."""
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, came, self._waiting, self._came = self._waiting, self._came, [], []
+        since, started_ns = came[0] / 1e9, self._started_ns
+        last = ((self._last_ns or started_ns) - started_ns) // 1000
+        self._last_ns = came[-1]
         splitter, number = self._splitter, self.number
         deltas: list[Delta] = []
-        for chunk, came_ns in waiting:
-            now = (came_ns - self._started_ns) // 1000
+        for chunk, came_ns in zip(waiting, came, strict=True):
+            now = (came_ns - started_ns) // 1000
             self._sizes.append(len(chunk))
-            self._times.append(now - self._last_read)
-            self._last_read = now
+            self._times.append(now - last)
+            last = now
             if splitter is None:
                 self._body.append(chunk)
                 continue
@@ -106,10 +166,10 @@ class Exchange:
             frames = splitter.feed(chunk)
             deltas += [Delta(number, frame.data, now, frame.raw) for frame in frames]
             if frames and (len(chunk) > LARGE or len(frames[0].data) > LARGE):
-                self._add_deltas(deltas)  # before the next read: what is elided is taken from the last ones
+                self._add_deltas(deltas, since)  # at once: what is elided is taken from the last reads
                 deltas = []
         if deltas:
-            self._add_deltas(deltas)
+            self._add_deltas(deltas, since)
         while splitter is not None and len(self._sizes) >= _READS_PER_EVENT:
             self._add([self._reads()])
 
@@ -153,14 +213,24 @@ class Exchange:
 
     def _add(self, events: Sequence[Event]) -> None:
         """Hand events to the log and fold them; in this order, so that a refusal knows what was there."""
+        self._fold_deltas()
         if self._recording:
             self._write(events)
         self._fold(events)
 
-    def _add_deltas(self, deltas: list[Delta]) -> None:
-        """As `_add`, with less on the way: this is every read of every stream."""
-        if self._recording:
-            self._write(deltas)
+    def _add_deltas(self, deltas: list[Delta], since: float) -> None:
+        """As `_add`, but that they are folded later. `since` is when the first of them came."""
+        try:
+            if self._recording:
+                self._write(deltas, since=since)
+        finally:
+            self._unfolded += deltas
+
+    def _fold_deltas(self) -> None:
+        self._size = 0
+        if not self._unfolded:
+            return
+        deltas, self._unfolded = self._unfolded, []
         try:
             self.sample.rollout.apply_deltas(deltas)
         except Exception as error:
@@ -183,11 +253,13 @@ class Exchange:
         self.broken = self.broken or error
         self._stop("folding", error)
 
-    def _write(self, events: Sequence[Event], summarized_at: int | None = None) -> None:
+    def _write(
+        self, events: Sequence[Event], summarized_at: int | None = None, since: float | None = None
+    ) -> None:
         """Hand events to the log. What it does not take from the response's length on is missing there."""
         sample = self.sample
         try:
-            if sample.write(self._elide(events), summarized=summarized_at is not None):
+            if sample.write(self._elide(events), summarized=summarized_at is not None, since=since):
                 return
             self._recording = False
         except RecordingFailed:
@@ -195,6 +267,7 @@ class Exchange:
             raise  # strict: the caller asked for it
         except Exception as error:
             self._stop("recording", error)
+        self._fold_deltas()  # those before
         sample.miss(sample.rollout.length if summarized_at is None else summarized_at)
 
     def _elide(self, events: Sequence[Event]) -> Sequence[Event]:

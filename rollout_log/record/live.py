@@ -94,6 +94,11 @@ class LiveSample:
         return getattr(self._log, "keep", ())
 
     @property
+    def hold_back_s(self) -> float:
+        """For how many seconds what comes for the log may wait before it is handed over."""
+        return self._log.hold_back_s if self._log is not None else 0.0
+
+    @property
     def busy(self) -> bool:
         """Whether a request is open and its consumer not known to be gone."""
         return self.exchange is not None and not self.exchange.ended
@@ -103,32 +108,37 @@ class LiveSample:
         self.rollout.apply(self.opened)
         self.write([self.opened], summarized=True)
 
-    def write(self, events: Sequence[Event], *, summarized: bool = False) -> bool:
+    def write(self, events: Sequence[Event], *, summarized: bool = False, since: float | None = None) -> bool:
         """Hand events to the log; False when it did not take them. Raises only where the log is strict.
 
-        `summarized`: the events are folded already, and the sample's summary goes with them.
+        `summarized`: the events are folded already, and the sample's summary goes with them. `since`: as
+        `Log.append` takes it.
         """
+        log = self._log
+        if log is None:
+            return False
         try:
-            return self._log is not None and self._append(self._log, events, summarized)
+            if summarized:
+                return self._append_with_summary(log, events)
+            if self._ordinal is None or not log.append(self._ordinal, self._written, events, None, since):
+                return False
+            self._written += len(events)
+            return True
         except RecordingFailed:
             raise
         except Exception as error:
             _logger.warning("recording of %r stopped: %s: %s", self.key, type(error).__name__, error)
             return False
 
-    def _append(self, log: Log, events: Sequence[Event], summarized: bool) -> bool:
-        summary = None
-        if summarized:
-            if self._ordinal is None:
-                self._create(log)
-                if events and events[0] is self.opened:
-                    events = events[1:]
-                if not events:
-                    return self._ordinal is not None
-            summary = summarize(self.rollout)
+    def _append_with_summary(self, log: Log, events: Sequence[Event]) -> bool:
         if self._ordinal is None:
-            return False
-        if events and not log.append(self._ordinal, self._written, events, summary):
+            self._create(log)
+            if events and events[0] is self.opened:
+                events = events[1:]
+            if not events:
+                return self._ordinal is not None
+        summary = summarize(self.rollout)
+        if self._ordinal is None or not log.append(self._ordinal, self._written, events, summary):
             return False
         self._written += len(events)
         return True

@@ -151,7 +151,7 @@ class Proxy:
                     last = chunk
                 else:
                     responder.send(chunk)
-                exchange.feed(chunk)
+                exchange.put(chunk)
                 await responder.drain()
         exchange.end("eof")
         await exchange.settle()
@@ -204,7 +204,8 @@ class _Unrecorded:
 
     def respond(self, status: int, headers: list[Header], http_version: str) -> None: ...
 
-    def feed(self, chunk: bytes) -> None: ...
+    def put(self, chunk: bytes) -> bool:
+        return False
 
     def end(self, how: End, detail: str | None = None) -> None: ...
 

@@ -1,7 +1,7 @@
 """What is done for all streams of an event loop together, so that it costs a fraction of each by itself.
 
 Hundreds of streams take turns in an event loop, and what is done between two reads of one finds its code and
-data gone from the caches. Done for all that came within a beat, one after the other, it finds them there.
+data gone from the caches. Done for all that came within a beat, one after the other, it finds the code there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from rollout_log.log.ending import HELD_BACK_S, tell_before_end
+from rollout_log.log.ending import tell_before_end
 
-__all__ = ["BEAT_S", "Pulse", "pulse"]
+__all__ = ["Pulse", "pulse"]
 
-BEAT_S = HELD_BACK_S
-"""Seconds between the first work that waits and the beat."""
 _AT_ONCE = 128
 """Works after which whatever else waits in the event loop gets its turn: about two milliseconds."""
 _PATIENCE_S = 1.0
@@ -29,14 +27,16 @@ _Work = Callable[[], None]
 
 
 class Pulse:
-    """The beats of one event loop, in whose thread it is used; there are none while nothing is to be done.
+    """Beats of one event loop, in whose thread it is used; there are none while nothing is to be done.
 
     A work must not raise: who handed it in is not there to be told. Where it does all the same, the event
     loop's exception handler is, and the other works are done.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, delay: float) -> None:
+        """`delay`: seconds between the first work that waits and the beat."""
         self._loop = loop
+        self._delay = delay
         self._next: list[_Work] = []
         """For the next beat."""
         self._timer: asyncio.TimerHandle | None = None
@@ -53,7 +53,7 @@ class Pulse:
         """Call `work` once, at the next beat."""
         self._next.append(work)
         if self._timer is None:
-            self._timer = self._loop.call_later(BEAT_S, self._beat)
+            self._timer = self._loop.call_later(self._delay, self._beat)
 
     def flush(self) -> None:
         """Do now what waits for a beat."""
@@ -99,18 +99,18 @@ class Pulse:
             self._loop.call_exception_handler(context)
 
 
-_pulses: dict[asyncio.AbstractEventLoop, Pulse] = {}
+_pulses: dict[tuple[asyncio.AbstractEventLoop, float], Pulse] = {}
 
 
-def pulse() -> Pulse:
-    """Return the pulse of the running event loop."""
+def pulse(delay: float) -> Pulse:
+    """Return the pulse of the running event loop that beats `delay` seconds after the first work."""
     loop = asyncio.get_running_loop()
-    found = _pulses.get(loop)
+    found = _pulses.get((loop, delay))
     if found is None:
         for other in list(_pulses):
-            if other.is_closed() and (left := _pulses.pop(other, None)) is not None:
+            if other[0].is_closed() and (left := _pulses.pop(other, None)) is not None:
                 left.flush()  # it has no beats any more
-        found = _pulses[loop] = Pulse(loop)
+        found = _pulses[loop, delay] = Pulse(loop, delay)
     return found
 
 
@@ -121,7 +121,7 @@ def _flush_all() -> None:
     except RuntimeError:
         own = None
     deadline, waiting = monotonic() + _PATIENCE_S, []
-    for loop, each in list(_pulses.items()):
+    for (loop, _), each in list(_pulses.items()):
         if each.idle:
             continue
         if loop is own or not loop.is_running():

@@ -181,7 +181,8 @@ class Samples:
         heir.children = sample.children
         made_up = sample.make_up(older.length)
         heir.rollout.apply_all(made_up)
-        heir.write(made_up)
+        if made_up:
+            heir.write(made_up)
         return heir
 
     def _begin(self, sample: LiveSample, start: Start, requested: Requested) -> bool:

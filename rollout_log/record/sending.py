@@ -14,14 +14,11 @@ from rollout_log.record.call import Call
 from rollout_log.record.errors import GenerationFailed
 from rollout_log.record.exchange import Exchange
 from rollout_log.record.headers import BASE_HEADER, KEY_HEADER
-from rollout_log.record.pulse import pulse
 from rollout_log.record.transport import EXTENSION
 from rollout_log.record.watchdog import Watchdog, take_back_cancel
 
 __all__ = ["encode", "is_finished", "send"]
 
-_LINGER_S = 10.0
-"""How long the usage frame and `[DONE]` may take once the finish has come."""
 _NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends the process or gives up a task; all else that a caller's function raises ends its call alone."""
 
@@ -90,16 +87,21 @@ class _Sending:
         self._rollout = exchange.rollout
         self._body = body
         self._stops = call.stopper()
-        self._behind = False
-        """Whether something was read that is not taken in; it will be at the next beat."""
         self.error: BaseException | None = None
-        """What taking it in has raised, which ends the call; never what ends the process."""
-        self.watchdog = Watchdog(stall_s, healthy=self._is_healthy, stop=self._stops and self._has_to_stop)
+        """What ends the call, raised where nobody waits for it; never what ends the process."""
+        self.watchdog = Watchdog(
+            stall_s,
+            exchange.last_read,
+            healthy=self._is_healthy,
+            stop=self._stops and self._has_to_stop,
+            finished=self._is_finished,
+        )
 
     async def run(self) -> None:
         """Send, and read to the end."""
-        exchange, on_chunk, stops = self._exchange, self._call.on_chunk, self._stops
-        soon = pulse().soon
+        exchange, on_chunk, on_read, stops = (
+            self._exchange, self._call.on_chunk, self._call.on_read, self._stops,
+        )  # fmt: skip
         async with self._client.stream(
             "POST",
             self._call.url,
@@ -109,31 +111,28 @@ class _Sending:
             extensions={EXTENSION: {"recorded": True}},
         ) as response:
             exchange.respond(response.status_code, response.headers.multi_items(), response.http_version)
+            stream = response.stream  # as it comes: `aiter_raw`, which can cut it to size, costs 3 µs a read
+            assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - the client is an asynchronous one
             try:
-                async for chunk in response.aiter_raw():
-                    exchange.put(chunk)
-                    self.watchdog.touch()
-                    if not self._behind:
-                        self._behind = True
-                        soon(self._beat)
+                async for chunk in stream:
+                    folded = exchange.put(chunk)
                     if on_chunk is not None:
                         on_chunk(chunk)
+                    if folded and on_read is not None:
+                        on_read(self._rollout)
                     if stops is not None and stops():
-                        self.take()
+                        self._take()
                         if not is_finished(self._rollout):
                             exchange.end("cancelled", "the run aborts")
                             return
             finally:
-                self.take()
+                self._take()
         exchange.end("eof")
-        if self._call.on_read is not None:
-            self._call.on_read(self._rollout)
+        if on_read is not None:
+            on_read(self._rollout)
 
-    def take(self) -> None:
-        """Take in what was read since it was done last."""
-        if not self._behind:
-            return
-        self._behind = False
+    def _take(self) -> None:
+        """Take in all that was read. On a cancellation, nobody is told what this raises but by `error`."""
         try:
             self._exchange.take()
             if self._call.on_read is not None:
@@ -143,17 +142,16 @@ class _Sending:
         except BaseException as error:
             self.error = self.error or error
             raise
-        if is_finished(self._rollout):
-            self.watchdog.limit = min(self.watchdog.limit, _LINGER_S)
 
-    def _beat(self) -> None:
-        """As `take`, where nobody waits for it: what it raises ends the call."""
+    def _is_finished(self) -> bool:
+        """Whether nothing more is to come than the usage and `[DONE]`; what was read is taken in."""
         try:
-            self.take()
+            self._take()
         except _NOT_OURS:
             raise
         except BaseException:
             self.watchdog.fire("failed")
+        return is_finished(self._rollout)
 
     def _has_to_stop(self) -> bool:
         """As the caller says; where it cannot say, what it raises ends the call."""
@@ -206,7 +204,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 def is_finished(rollout: Rollout) -> bool:
     """Whether the engine has given every choice a finish reason other than an abort."""
-    for choice in rollout.choices.values():  # asked at every read; `all(…)` costs twice as much
+    for choice in rollout.choices.values():
         if choice.finish_reason is None or choice.finish_reason in ("abort", "cancelled"):
             return False
     return True

@@ -158,7 +158,7 @@ class _AsyncTap(httpx.AsyncByteStream):
         exchange = self._exchange
         try:
             async for chunk in self._inner:
-                exchange.feed(chunk)
+                exchange.put(chunk)
                 yield chunk
         except BaseException as error:
             _end(exchange, error)

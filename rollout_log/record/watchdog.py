@@ -10,34 +10,42 @@ from rollout_log.events import End
 
 __all__ = ["Watchdog"]
 
+LINGER_S = 10.0
+"""How long what is of no use to anyone may take."""
+
 
 class Watchdog:
     """Cancels the task that made it when no read came for `limit` seconds, or when `stop` says so.
 
-    No limit holds before the first `touch`: queueing and a paused engine are normal. When the limit is
-    reached, `healthy` is asked first, and while it says yes one more limit is granted. The cancellation
-    is meant for the code between `start` and `close`; `fired` says whose it was.
+    `last_read` says by `time.monotonic` when a read came last. No limit holds while it is None: queueing
+    and a paused engine are normal. `finished` is asked whenever nothing came for a second, and once it
+    says that all that matters has come, the limit is ten seconds. When the limit is reached, `healthy` is
+    asked first, and while it says yes one more limit is granted. The cancellation is meant for the code
+    between `start` and `close`; `fired` says whose it was.
     """
 
     def __init__(
         self,
         limit: float,
+        last_read: Callable[[], float | None],
         *,
         healthy: Callable[[], Awaitable[bool]] | None = None,
         stop: Callable[[], bool] | None = None,
+        finished: Callable[[], bool] | None = None,
         interval: float = 1.0,
     ) -> None:
-        self.limit = limit
+        self._limit = limit
         self.fired: str | None = None
         """`timeout`, `stopped` or what `fire` was told, once it has cancelled the task."""
+        self._last_read = last_read
         self._healthy = healthy
         self._stop = stop
+        self._finished = finished
         self._interval = min(interval, limit)
         self._task: asyncio.Task[object] | None = None
         self._cancels = 0
         """Cancellations that the task had asked of it before."""
-        self._last: float | None = None
-        self._granted = False
+        self._granted_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._check: asyncio.Task[None] | None = None
 
@@ -46,11 +54,6 @@ class Watchdog:
         self._task = asyncio.current_task()
         self._cancels = _cancels()
         self._schedule()
-
-    def touch(self) -> None:
-        """A read came."""
-        self._last = monotonic()
-        self._granted = False
 
     def close(self) -> None:
         """Stop watching."""
@@ -77,7 +80,7 @@ class Watchdog:
         """How the request ends that this watchdog has cancelled, and why."""
         if self.fired == "stopped":
             return "cancelled", "the run aborts"
-        return "timeout", f"no bytes for {self.limit:g} s"
+        return "timeout", f"no bytes for {self._limit:g} s"
 
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
@@ -87,27 +90,31 @@ class Watchdog:
             return
         if self._stop is not None and self._stop():
             self.fire("stopped")
-        elif self._stands_still() and (self._check is None or self._check.done()):
-            if self._healthy is None or self._granted:
+        elif (
+            (last := self._last_read()) is not None
+            and self._is_over(monotonic() - max(last, self._granted_at))
+            and (self._check is None or self._check.done())
+        ):
+            if self._healthy is None or self._granted_at > last:
                 self.fire("timeout")
             else:
-                self._check = asyncio.get_running_loop().create_task(self._ask(self._healthy))
+                self._check = asyncio.get_running_loop().create_task(self._ask(self._healthy, last))
         self._schedule()
 
-    def _stands_still(self) -> bool:
-        return self._last is not None and monotonic() - self._last >= self.limit
+    def _is_over(self, silent: float) -> bool:
+        """Whether the limit is reached after so many seconds without a read."""
+        finished = silent >= self._interval and self._finished is not None and self._finished()
+        return silent >= self._limit or (finished and silent >= LINGER_S)
 
-    async def _ask(self, healthy: Callable[[], Awaitable[bool]]) -> None:
-        seen = self._last
+    async def _ask(self, healthy: Callable[[], Awaitable[bool]], last: float) -> None:
         try:
             answer = await healthy()
         except Exception:  # what cannot be asked is not healthy
             answer = False
-        if self._last != seen:
+        if self._last_read() != last:
             return
         if answer:
-            self._granted = True
-            self._last = monotonic()
+            self._granted_at = monotonic()
         else:
             self.fire("timeout")
 

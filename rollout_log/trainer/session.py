@@ -258,7 +258,7 @@ def _announce(session: Session) -> None:
         "and e<index>-<session> in evaluation; off: ROLLOUT_LOG_ENABLED=0",
         log.path,
         cap / 1e9,
-        log.loss_ms,
+        log.window_ms,
     )
 
 

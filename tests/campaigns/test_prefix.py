@@ -46,7 +46,7 @@ def captured(name: str) -> list[Event]:
         def create(self, opened: Event) -> int:
             return 0
 
-        def append(self, sample: int, first: int, given: Iterable[Event], summary: object = None) -> bool:
+        def append(self, sample: int, first: int, given: Iterable[Event], *_: object) -> bool:
             events.extend(given)
             return True
 

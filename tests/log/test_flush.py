@@ -13,9 +13,7 @@ from rollout_log.errors import SampleNotFound
 from rollout_log.events import Delta, Event, Opened
 from rollout_log.log import Log, LogReader
 from rollout_log.log.committer import Committer
-from rollout_log.log.ending import HELD_BACK_S
 from rollout_log.log.queue import Queue
-from rollout_log.record.pulse import BEAT_S
 
 
 async def test_flush_commits_only_the_samples_it_is_asked_for(log, path, begin):
@@ -190,11 +188,25 @@ async def test_a_sample_may_be_named_by_its_key(tmp_path):
             await log.flush("x")
 
 
-@pytest.mark.parametrize(
-    ("window_ms", "waits_s", "loss_ms"), [(250, 0.2, 250), (100, 0.05, 100), (20, 0.01, 60)]
-)
-def test_what_taps_hold_back_at_first_is_a_part_of_the_window(path, window_ms, waits_s, loss_ms):
-    with Log.open(path, window_ms=window_ms) as log:
-        assert log._queue._window == pytest.approx(waits_s)
-        assert log.loss_ms == pytest.approx(loss_ms)
-    assert BEAT_S == HELD_BACK_S
+def test_what_taps_hold_back_is_a_part_of_the_window(path):
+    with Log.open(path, window_ms=250) as log:
+        assert log.window_ms == 250
+        assert log.hold_back_s == pytest.approx(0.225)
+
+
+def test_the_window_of_events_that_were_held_back_began_when_they_came(path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("rollout_log.log.queue.time", SimpleNamespace(monotonic=lambda: now[0]))
+    queue = Queue(path, window=0.2, limit=1 << 20, strict=False, first_ordinal=0, read_back=lambda *_: [])
+    first, second, third = queue.create(), queue.create(), queue.create()
+    queue.append(first, 0, [Opened("first")], None)
+    queue.append(second, 0, [Opened("second")], None, since=999.9)
+    now[0] = 1000.09
+    assert queue._take(everything=False) == {}
+    now[0] = 1000.1
+    assert list(queue._take(everything=False)) == [first, second], "with what is not due yet"
+    queue.append(third, 0, [Opened("third")], None, since=990.0)
+    now[0] = 1000.105
+    assert queue._take(everything=False) == {}, "what is late waits a moment for what comes with it"
+    now[0] = 1000.11
+    assert list(queue._take(everything=False)) == [third]

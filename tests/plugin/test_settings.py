@@ -127,7 +127,7 @@ def test_the_start_line_says_where_how_much_and_how(
             generate(trainer, vime.generate, Scripted(WHOLE), new_sample())
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"recording every delta to {log}: at most 2 GB, kill -9 loses 60 ms, keys are t<index>-<session> and "
+        f"recording every delta to {log}: at most 2 GB, kill -9 loses 20 ms, keys are t<index>-<session> and "
         "e<index>-<session> in evaluation; off: ROLLOUT_LOG_ENABLED=0"
     )
 

@@ -71,7 +71,8 @@ def proxied(url: str, engine: RawServer, client: httpx.AsyncClient) -> Tap:
 
 @pytest.mark.parametrize("through", ["library", "proxy"])
 @pytest.mark.parametrize("name", cases.names())
-async def test_case(tmp_path, name, through):
+async def test_case(tmp_path, name, through, monkeypatch):
+    monkeypatch.setattr("rollout_log.record.exchange.FOLD_AT", 1)  # so that the client leaves at once
     case = cases.load(name)
     log = Log.open(tmp_path / "log", durability="window")
     waiting: list[RawStream] = []

@@ -27,6 +27,7 @@ class ListLog:
 
     run = ""
     keep = ()
+    hold_back_s = 3600.0
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -34,7 +35,14 @@ class ListLog:
     def create(self, opened: Opened) -> int:
         return 0
 
-    def append(self, sample: int, first: int, events: Sequence[Event], summary: object = None) -> bool:
+    def append(
+        self,
+        sample: int,
+        first: int,
+        events: Sequence[Event],
+        summary: object = None,
+        since: float | None = None,
+    ) -> bool:
         assert first == len(self.events)
         self.events += events
         return True
@@ -47,10 +55,13 @@ def recorded(beats: list[list[bytes]], content_type: str = "text/event-stream") 
         exchange = Samples(cast(Log, log)).request("t0-x", path="/inference/v1/generate", body=b"{}")
         exchange.respond(200, [("content-type", content_type)])
     for chunks in beats:
-        with patch("rollout_log.record.exchange.monotonic_ns", ticks.__next__):
+        with (
+            patch("rollout_log.record.exchange.monotonic_ns", ticks.__next__),
+            patch("rollout_log.record.exchange.pulse"),
+        ):
             for chunk in chunks:
                 exchange.put(chunk)
-        exchange.take()
+        exchange._beat()
     with patch("rollout_log.record.exchange.monotonic_ns", ticks.__next__):
         exchange.end("eof")
     return log.events[3:-1]

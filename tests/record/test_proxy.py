@@ -39,7 +39,7 @@ class FakeExchange:
     def respond(self, status, headers, http_version="HTTP/1.1"):
         self.calls.append((status, list(headers), http_version))
 
-    def feed(self, chunk):
+    def put(self, chunk):
         self.reads.append(chunk)
 
     def end(self, how, detail=None):

@@ -15,7 +15,9 @@ import pytest
 
 from log.test_processes import in_fork
 from rollout_log.log.ending import before_end
-from rollout_log.record.pulse import _AT_ONCE, BEAT_S, _pulses, pulse
+from rollout_log.record.pulse import _AT_ONCE, _pulses, pulse
+
+BEAT_S = 0.05
 
 
 class Counted:
@@ -60,12 +62,12 @@ async def beats(number: int = 1) -> None:
 async def test_what_comes_within_a_beat_is_done_in_one_in_its_order(counted):
     done: list[int] = []
     for number in range(5):
-        pulse().soon(lambda number=number: done.append(number))
+        pulse(BEAT_S).soon(lambda number=number: done.append(number))
         await asyncio.sleep(0)
     assert (done, len(counted.later)) == ([], 1)
     await beats()
     assert done == [0, 1, 2, 3, 4]
-    assert pulse().idle
+    assert pulse(BEAT_S).idle
     assert counted.pending == 0, "no timer where nothing is to be done"
     await beats(3)
     assert len(counted.later) == 1
@@ -77,9 +79,9 @@ async def test_what_a_work_hands_in_waits_for_the_next_beat(counted):
     def again() -> None:
         done.append(counted.loop.time())
         if len(done) < 3:
-            pulse().soon(again)
+            pulse(BEAT_S).soon(again)
 
-    pulse().soon(again)
+    pulse(BEAT_S).soon(again)
     await beats(5)
     assert len(done) == len(counted.later) == 3
     assert min(after - before for before, after in itertools.pairwise(done)) > 0.9 * BEAT_S
@@ -95,10 +97,10 @@ async def test_many_works_are_done_in_turns_with_the_rest_of_the_loop(counted):
     def work(number: int) -> None:
         done.append(number)
         if number % 100 == 0:
-            pulse().soon(lambda: late.append(number))
+            pulse(BEAT_S).soon(lambda: late.append(number))
 
     for number in range(several):
-        pulse().soon(lambda number=number: work(number))
+        pulse(BEAT_S).soon(lambda number=number: work(number))
     while len(done) < several:
         await asyncio.sleep(0)
         if done and done[-1:] != between[-1:]:
@@ -118,7 +120,7 @@ async def test_a_work_that_fails_stops_no_other(counted):
         raise LookupError("of no use")
 
     for work in (lambda: done.append("before"), fail, lambda: done.append("after")):
-        pulse().soon(work)
+        pulse(BEAT_S).soon(work)
     await beats()
     assert done == ["before", "after"]
     (context,) = counted.told
@@ -132,7 +134,7 @@ async def test_what_a_signal_handler_raises_in_a_work_keeps_the_others_for_their
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    beating = pulse()
+    beating = pulse(BEAT_S)
     beating._now.extend([interrupted, lambda: done.append("after")])
     with pytest.raises(KeyboardInterrupt):
         beating._turn()
@@ -143,34 +145,34 @@ async def test_what_a_signal_handler_raises_in_a_work_keeps_the_others_for_their
 async def test_a_flush_does_what_waits_and_leaves_no_timer(counted):
     done: list[int] = []
     for number in range(2 * _AT_ONCE):
-        pulse().soon(lambda number=number: done.append(number))
-    pulse().flush()
+        pulse(BEAT_S).soon(lambda number=number: done.append(number))
+    pulse(BEAT_S).flush()
     assert done == list(range(2 * _AT_ONCE))
     assert counted.pending == 0
-    pulse().soon(lambda: done.append(-1))
+    pulse(BEAT_S).soon(lambda: done.append(-1))
     await beats()
     assert done[-1] == -1
 
 
 async def test_a_work_may_flush():
     done: list[int] = []
-    pulse().soon(pulse().flush)
+    pulse(BEAT_S).soon(pulse(BEAT_S).flush)
     for number in range(2 * _AT_ONCE):
-        pulse().soon(lambda number=number: done.append(number))
+        pulse(BEAT_S).soon(lambda number=number: done.append(number))
     await beats()
     assert done == list(range(2 * _AT_ONCE))
 
 
 async def test_before_a_log_ends_what_waits_is_done_at_once():
     done: list[bool] = []
-    pulse().soon(lambda: done.append(True))
+    pulse(BEAT_S).soon(lambda: done.append(True))
     before_end()
     assert done == [True]
 
 
 async def test_before_a_log_ends_in_another_thread_what_waits_is_done_in_the_loops_own():
     threads: list[threading.Thread] = []
-    pulse().soon(lambda: threads.append(threading.current_thread()))
+    pulse(BEAT_S).soon(lambda: threads.append(threading.current_thread()))
     await asyncio.get_running_loop().run_in_executor(None, before_end)
     assert threads == [threading.current_thread()]
 
@@ -179,7 +181,7 @@ def test_before_a_log_ends_what_waits_in_a_stopped_loop_is_done_as_well():
     done: list[bool] = []
 
     async def begin() -> None:
-        pulse().soon(lambda: done.append(True))
+        pulse(BEAT_S).soon(lambda: done.append(True))
 
     loop = asyncio.new_event_loop()
     try:
@@ -193,7 +195,7 @@ def test_before_a_log_ends_what_waits_in_a_stopped_loop_is_done_as_well():
 async def test_a_loop_that_hangs_holds_up_no_end(monkeypatch):
     monkeypatch.setattr("rollout_log.record.pulse._PATIENCE_S", 0.05)
     done: list[bool] = []
-    pulse().soon(lambda: done.append(True))
+    pulse(BEAT_S).soon(lambda: done.append(True))
     thread = threading.Thread(target=before_end)
     thread.start()
     thread.join()  # which the loop does not survive a beat of
@@ -204,13 +206,13 @@ async def test_a_loop_that_hangs_holds_up_no_end(monkeypatch):
 
 def test_each_loop_has_its_own_and_a_closed_one_leaves_nothing():
     async def use() -> None:
-        pulse().soon(lambda: None)
-        assert pulse() is pulse()
+        pulse(BEAT_S).soon(lambda: None)
+        assert pulse(BEAT_S) is pulse(BEAT_S)
 
     loops = [asyncio.new_event_loop() for _ in range(2)]
     for loop in loops:
         loop.run_until_complete(use())
-    assert _pulses[loops[0]] is not _pulses[loops[1]]
+    assert _pulses[loops[0], BEAT_S] is not _pulses[loops[1], BEAT_S]
     for loop in loops:
         loop.close()
     gone = [weakref.ref(loop) for loop in loops]
@@ -224,7 +226,7 @@ def test_what_waited_in_a_loop_that_was_closed_is_done_before_another_loop_beats
     done: list[str] = []
 
     async def begin(name: str) -> None:
-        pulse().soon(lambda: done.append(name))
+        pulse(BEAT_S).soon(lambda: done.append(name))
 
     asyncio.run(begin("first"))
     asyncio.run(begin("second"))
@@ -239,10 +241,10 @@ def test_what_waits_is_not_done_in_the_child_of_a_fork():
     loop = asyncio.new_event_loop()
 
     async def begin() -> None:
-        pulse().soon(lambda: done.append("parent's"))
+        pulse(BEAT_S).soon(lambda: done.append("parent's"))
 
     async def go_on() -> None:
-        pulse().soon(lambda: done.append("own"))
+        pulse(BEAT_S).soon(lambda: done.append("own"))
         await beats()
 
     def work() -> list[str]:

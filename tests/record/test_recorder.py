@@ -477,7 +477,7 @@ async def test_a_cancel_while_a_failure_is_written_down_leaves_an_aborted_sample
 
 @pytest.mark.usefixtures("_watched_closely")
 async def test_a_stream_that_lingers_after_its_finish_is_left(monkeypatch):
-    monkeypatch.setattr("rollout_log.record.sending._LINGER_S", 0.1)
+    monkeypatch.setattr("rollout_log.record.watchdog.LINGER_S", 0.1)
     async with Served(RawStream(body=frame([11], "stop"), end="hang")) as served:
         rollout = await served.generate()
         await asyncio.wait_for(served.engine.left.wait(), 10)

@@ -216,7 +216,7 @@ def test_what_was_read_before_a_request_that_supersedes_its_own_is_in_the_respon
     assert "late_delta" in codes(second)
 
 
-def test_what_was_read_is_taken_in_before_whatever_else_is_written_down():
+async def test_what_was_read_is_taken_in_before_whatever_else_is_written_down():
     log = Listening()
     first = Samples(log).request("k", path=PATH, body=body([1, 2]))  # type: ignore[arg-type]
     first.respond(200, SSE)
@@ -231,6 +231,15 @@ def test_what_was_read_is_taken_in_before_whatever_else_is_written_down():
     names = [type(event).__name__ for event in log.events[2:]]
     assert names == ["Responded", "Delta", "Marked", "Delta", "Closed", "Delta", "Reads", "Ended"]
     assert first.rollout.choice().token_ids == [11, 12, 13]
+
+
+def test_without_an_event_loop_of_asyncio_what_is_put_is_recorded_and_folded_at_once():
+    log = Listening()
+    exchange = Samples(log).request("k", path=PATH, body=body([1, 2]))  # type: ignore[arg-type]
+    exchange.respond(200, SSE)
+    assert exchange.put(frame([11]))
+    assert isinstance(log.events[-1], Delta)
+    assert exchange.rollout.choice().token_ids == [11]
 
 
 def test_a_request_beside_another_is_marked_after_what_that_one_had_read():
@@ -270,6 +279,7 @@ class Listening:
     """A log that keeps what it is given."""
 
     run = "r"
+    hold_back_s = 3600.0
 
     def __init__(self) -> None:
         self.events = []
@@ -278,7 +288,7 @@ class Listening:
     def create(self, opened):
         return 7
 
-    def append(self, sample, first, events, summary=None):
+    def append(self, sample, first, events, summary=None, since=None):
         if not self.accepts:
             return False
         assert first == len(self.events)
@@ -372,7 +382,7 @@ class Failing(Listening):
         self.error = error
         self.after = after
 
-    def append(self, sample, first, events, summary=None):
+    def append(self, sample, first, events, summary=None, since=None):
         if len(self.events) >= self.after:
             raise self.error
         return super().append(sample, first, events, summary)
@@ -403,7 +413,7 @@ def test_a_strict_log_raises():
         exchange.feed(frame([11]))
 
 
-def test_a_strict_log_that_refuses_what_was_read_before_the_end_leaves_no_request_open():
+async def test_a_strict_log_that_refuses_what_was_read_before_the_end_leaves_no_request_open():
     client = Client()
     client.samples = Samples(Failing(RecordingFailed("disk full"), 3))  # type: ignore[arg-type]
     exchange = client.begin([1, 2])

@@ -16,7 +16,7 @@ from rollout_log.errors import RecordingFailed
 from rollout_log.fold import Rollout
 from rollout_log.log import Log, LogReader
 from rollout_log.record import Recorder
-from rollout_log.record.pulse import BEAT_S
+from rollout_log.record.exchange import FOLD_AT
 
 BODY = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 9, "logprobs": 1}}
 HELD = RawStream(body=frame(11) + frame(12), reads=[len(frame(11))], end="hang", delay=0.01)
@@ -26,7 +26,7 @@ FINISHED = RawStream(body=frame(11) + frame(12, finish="stop"), end="hang")
 @pytest.fixture
 def _no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next beat is an hour away."""
-    monkeypatch.setattr("rollout_log.record.pulse.BEAT_S", 3600.0)
+    monkeypatch.setattr("rollout_log.log.writer._HELD_BACK", 1e6)
 
 
 class Streaming:
@@ -137,16 +137,30 @@ async def test_a_log_that_is_closed_between_two_beats_has_what_was_read(tmp_path
         assert reader.rollout("k").choice().token_ids == [11, 12]
 
 
-async def test_reads_are_taken_in_within_a_beat_as_of_when_they_came():
+async def test_what_was_read_is_folded_once_nothing_comes_for_a_while_as_of_when_it_came():
     async def wait(call: Streaming, task: asyncio.Task[Rollout]) -> None:
+        assert call.rollout.length == 0
         while call.rollout.length < 2:  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(BEAT_S / 10)
-        assert call.seen in ([0, 2], [0, 1, 2])
+            await asyncio.sleep(0.01)
+        assert call.seen == [0, 2]
         exchange = call.recorder.samples.get("k").exchange
         assert exchange._times[1] >= 10_000, "µs after the first one, whenever they were taken in"
         task.cancel()
 
     await streaming(HELD, None, wait)
+
+
+async def test_a_response_is_folded_some_at_a_time():
+    many = RawStream(body=b"".join(map(frame, range(3000))), end="hang")
+
+    async def look(call: Streaming, task: asyncio.Task[Rollout]) -> None:
+        behind = len(many.body) - call.rollout.requests[-1].bytes
+        assert 0 < call.rollout.length == call.seen[-1]
+        assert behind < FOLD_AT + 3000 * len(b"data: \n\n")
+        await cancel(call, task)
+        assert call.rollout.length == call.seen[-1] == 3000
+
+    await streaming(many, None, look)
 
 
 async def test_a_strict_log_that_fails_in_a_beat_fails_the_call_that_waits(tmp_path, monkeypatch):
@@ -189,7 +203,7 @@ async def test_what_a_callers_function_raises_ends_its_call_and_no_other(name, e
             raise error("no such field")
         return False
 
-    second = RawStream(body=frame(21) + frame(22, finish="stop"), reads=[len(frame(21))], delay=5 * BEAT_S)
+    second = RawStream(body=frame(21) + frame(22, finish="stop"), reads=[len(frame(21))], delay=0.2)
     async with play(HELD, second) as engine, httpx.AsyncClient() as client:
         call = Streaming(Recorder(None, client), engine.url)
         failed = call.begin(HELD.body, **{name: failing})

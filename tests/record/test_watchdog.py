@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 import pytest
 
@@ -21,10 +22,9 @@ async def watched(
     seconds: float = 20.0,
 ) -> str | None:
     """Sleep under a watchdog; return what it fired for."""
-    watchdog = Watchdog(LIMIT, healthy=healthy, stop=stop)
+    begun = monotonic()
+    watchdog = Watchdog(LIMIT, lambda: begun if touched else None, healthy=healthy, stop=stop)
     watchdog.start()
-    if touched:
-        watchdog.touch()
     try:
         await asyncio.sleep(seconds)
     except asyncio.CancelledError:
@@ -68,17 +68,54 @@ async def test_a_read_while_health_is_asked_counts():
 
     async def healthy() -> bool:
         asked.set()
-        watchdog.touch()
-        watchdog.limit = 60.0
+        reads.append(monotonic() + 60.0)
         return False
 
-    watchdog = Watchdog(LIMIT, healthy=healthy)
+    reads = [monotonic()]
+    watchdog = Watchdog(LIMIT, lambda: reads[-1], healthy=healthy)
     watchdog.start()
-    watchdog.touch()
     await asked.wait()
     await asyncio.sleep(3 * LIMIT)
     watchdog.close()
     assert watchdog.fired is None
+
+
+async def test_health_is_asked_again_of_a_stream_that_went_on_in_between():
+    asked: list[float] = []
+
+    async def healthy() -> bool:
+        asked.append(monotonic())
+        if len(asked) < 3:
+            reads.append(monotonic() + LIMIT)  # it goes on a moment later
+        return True
+
+    reads = [monotonic()]
+    watchdog = Watchdog(LIMIT, lambda: reads[-1], healthy=healthy)
+    watchdog.start()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(20)
+    watchdog.absorb()
+    watchdog.close()
+    assert len(asked) == 3, "and granted once for each time it stood still"
+
+
+async def test_a_finished_stream_may_linger_ten_seconds(monkeypatch):
+    monkeypatch.setattr("rollout_log.record.watchdog.LINGER_S", 3 * LIMIT)
+    begun, asked = monotonic(), []
+
+    def finished() -> bool:
+        asked.append(monotonic())
+        return len(asked) > 1
+
+    watchdog = Watchdog(60.0, lambda: begun, finished=finished, interval=LIMIT)
+    watchdog.start()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(20)
+    assert watchdog.absorb()
+    watchdog.close()
+    assert watchdog.fired == "timeout"
+    assert asked[0] - begun >= LIMIT, "asked where nothing came for a while"
+    assert asked[-1] - begun >= 3 * LIMIT
 
 
 async def test_the_run_can_stop_while_health_is_asked():
@@ -93,7 +130,7 @@ async def test_the_run_can_stop_while_health_is_asked():
 
 
 async def test_a_cancellation_by_somebody_else_is_not_its_own():
-    watchdog = Watchdog(60.0)
+    watchdog = Watchdog(60.0, lambda: None)
     watchdog.start()
     assert not watchdog.absorb()
     watchdog.close()
@@ -104,7 +141,7 @@ async def test_a_cancellation_by_somebody_else_in_the_same_tick_is_not_absorbed(
     absorbed = []
 
     async def work() -> None:
-        watchdog = Watchdog(60.0)
+        watchdog = Watchdog(60.0, lambda: None)
         watchdog.start()
         task = asyncio.current_task()
         assert task is not None

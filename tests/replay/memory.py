@@ -23,6 +23,7 @@ class Entry(NamedTuple):
 @dataclass
 class MemoryLog:
     run: str = ""
+    hold_back_s: float = 0.05
     written: list[list[Event]] = field(default_factory=list)
 
     # What a recorder needs
@@ -31,7 +32,9 @@ class MemoryLog:
         self.written.append([])
         return len(self.written) - 1
 
-    def append(self, sample: int, first: int, events: Sequence[Event], summary: Any = None) -> bool:
+    def append(
+        self, sample: int, first: int, events: Sequence[Event], summary: Any = None, since: Any = None
+    ) -> bool:
         assert first == len(self.written[sample])
         self.written[sample] += events
         return True
