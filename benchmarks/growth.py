@@ -30,7 +30,9 @@ EACH = 8
 AT_ONCE = 4096
 """The same of a single stream, whose every commit would else be what is measured."""
 LEAST = 8192
-"""Tokens that are measured together."""
+"""Tokens that are measured together …"""
+MANY = 64
+"""… and at least of each stream: more than are folded at once."""
 
 
 def opened(log: Log | None, streams: int) -> list[Exchange]:
@@ -62,8 +64,9 @@ async def _feed(exchanges: list[Exchange], tokens: int, log: Log | None, at_once
         if log is not None and place % at_once == at_once - 1:
             pulse(log.hold_back_s).flush()
             log.flush_sync()
+    for exchange in exchanges:
+        exchange.take()
     if log is not None:
-        pulse(log.hold_back_s).flush()
         log.flush_sync()
     return (time.process_time() - start) / max(tokens, 1)
 
@@ -92,7 +95,7 @@ def widths(log: Log | None, least: int, *, quick: bool) -> Iterator[Row]:
     costs: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(2 if quick else 6):
         for count, exchanges in streams.items():
-            cost = feed(exchanges, max(LEAST, 2 * EACH * count), log, EACH * count)
+            cost = feed(exchanges, max(LEAST, MANY * count), log, EACH * count)
             if turn:
                 costs[count].append(cost)
     for count in counts[1:]:

@@ -127,7 +127,7 @@ class Environment:
                 with self._env.begin(write=True) as transaction:
                     for table, of_table in groupby(rows, itemgetter(0)):
                         with transaction.cursor(db=self.table(table)) as cursor:
-                            cursor.putmulti([(key, value) for _, key, value in of_table])
+                            cursor.putmulti((key, value) for _, key, value in of_table)
                 self._commits += 1
                 if self._commits % _CHECK_READERS == 0:
                     self._env.reader_check()  # readers that were killed keep pages from being used again

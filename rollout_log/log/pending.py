@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from rollout_log.events import Body, Closed, Delta, Event, Marked, Opened, Requested, Responded, Tail
 from rollout_log.log.block import encode_blocks
 from rollout_log.log.environment import Row
@@ -13,21 +15,18 @@ from rollout_log.log.summary import Summary
 __all__ = ["Part", "summary_of", "weigh"]
 
 
-class Part:
+class Part(msgspec.Struct, gc=False):  # one a stream and commit: the garbage collector need not look
     """What waits of one sample, and then its share of a commit: events `[first, end)`."""
 
-    __slots__ = ("events", "first", "ordinal", "segment", "summary", "weight")
-
-    def __init__(self, ordinal: int, first: int) -> None:
-        self.ordinal = ordinal
-        self.first = first
-        self.events: list[Event] = []
-        self.summary: Summary | None = None
-        """To be written with the events."""
-        self.weight = 0
-        """Bytes of the events, roughly."""
-        self.segment = 0
-        """The segment that has the sample's row so far; 0: none. Known once it is taken into a commit."""
+    ordinal: int
+    first: int
+    events: list[Event] = []
+    summary: Summary | None = None
+    """To be written with the events."""
+    weight: int = 0
+    """Bytes of the events, roughly."""
+    segment: int = 0
+    """The segment that has the sample's row so far; 0: none. Known once it is taken into a commit."""
 
     @property
     def end(self) -> int:
