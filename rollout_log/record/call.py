@@ -46,7 +46,7 @@ class Call(msgspec.Struct, kw_only=True):
     """Called when a request begins, whenever some of its response was folded, and with everything before the
     call ends. What it raises ends the call.
 
-    A response is folded 16 kB at a time (`record.exchange.FOLD_AT`; some forty tokens with log-probs), and
+    A response is folded 32 kB at a time (`record.exchange.FOLD_AT`; some eighty tokens with log-probs), and
     where nothing more came for a second.
     """
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["FOLD_AT", "Exchange"]
 
 _logger = logging.getLogger("rollout_log")
-FOLD_AT = 16 << 10
+FOLD_AT = 32 << 10
 """Bytes of a response that may wait to be folded. A stream that takes its turn among hundreds finds nothing
-in the caches; so it is folded some forty tokens at a time."""
+in the caches; so it is folded some eighty tokens at a time."""
 _READS_PER_EVENT = 512
 """Read sizes and times are written in stretches, so that a killed process loses only the last one."""
 
