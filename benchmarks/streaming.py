@@ -93,7 +93,9 @@ class Clients:
 def _tokens_of(sample: LiveSample, each: int) -> int:
     """How many came, folded or not."""
     folded, exchange = sum(request.deltas for request in sample.rollout.requests), sample.exchange
-    return folded if exchange is None else folded + len(exchange._unfolded) + each * len(exchange._waiting)
+    return (
+        folded if exchange is None else folded + len(exchange._unfolded) + each * len(exchange._waiting) // 2
+    )
 
 
 @contextlib.asynccontextmanager

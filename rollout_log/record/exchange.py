@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollout_log.errors import RecordingFailed
 from rollout_log.events import Body, Delta, End, Ended, Event, Marked, Reads, Responded, Tail
@@ -47,11 +47,9 @@ class Exchange:
         self._splitter: FrameSplitter | None = None
         self._body: list[bytes] = []
         self._started_ns = monotonic_ns()
-        # Lists of plain things, as one tuple a read would set the garbage collector going.
-        self._waiting: list[bytes] = []
-        """Reads that the log has not got …"""
-        self._came: list[int] = []
-        """… and when each came: ns of the clock that never goes back."""
+        self._waiting: list[Any] = []
+        """Reads that the log has not got, each followed by when it came: ns of the clock that never goes back.
+        A tuple for each would set the garbage collector going."""
         self._last_ns: int | None = None
         """When the last one came that the log has got."""
         self._unfolded: list[Delta] = []
@@ -93,8 +91,7 @@ class Exchange:
     def feed(self, chunk: bytes) -> None:
         """One network read of the body arrived; it is recorded and folded at once."""
         if chunk and not self.ended:
-            self._waiting.append(chunk)
-            self._came.append(monotonic_ns())
+            self._waiting.extend((chunk, monotonic_ns()))
             self.take()
 
     def put(self, chunk: bytes) -> bool:
@@ -104,8 +101,7 @@ class Exchange:
         """
         if not chunk or self.ended:
             return False
-        self._waiting.append(chunk)
-        self._came.append(monotonic_ns())
+        self._waiting.extend((chunk, monotonic_ns()))
         self._size += len(chunk)
         if self._size >= FOLD_AT or self._refused is not None:
             self.take()
@@ -121,7 +117,7 @@ class Exchange:
 
     def last_read(self) -> float | None:
         """When a read came last, by `time.monotonic`; None where none came yet."""
-        last_ns = self._came[-1] if self._came else self._last_ns
+        last_ns = self._waiting[-1] if self._waiting else self._last_ns
         return None if last_ns is None else last_ns / 1e9
 
     def take(self) -> None:
@@ -145,13 +141,14 @@ class Exchange:
         """Give the log what waits for it."""
         if not self._waiting:
             return
-        waiting, came, self._waiting, self._came = self._waiting, self._came, [], []
-        since, started_ns = came[0] / 1e9, self._started_ns
+        waiting, self._waiting = self._waiting, []
+        since, started_ns = waiting[1] / 1e9, self._started_ns
         last = ((self._last_ns or started_ns) - started_ns) // 1000
-        self._last_ns = came[-1]
+        self._last_ns = waiting[-1]
         splitter, number = self._splitter, self.number
         deltas: list[Delta] = []
-        for chunk, came_ns in zip(waiting, came, strict=True):
+        reads = iter(waiting)
+        for chunk, came_ns in zip(reads, reads, strict=True):
             now = (came_ns - started_ns) // 1000
             self._sizes.append(len(chunk))
             self._times.append(now - last)

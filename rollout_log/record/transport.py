@@ -167,8 +167,10 @@ class _AsyncTap(httpx.AsyncByteStream):
         await exchange.settle()
 
     async def aclose(self) -> None:
-        self._exchange.end("cancelled")
-        await self._inner.aclose()
+        try:
+            self._exchange.end("cancelled")
+        finally:  # also where a strict log refuses that
+            await self._inner.aclose()
 
 
 class _SyncTap(httpx.SyncByteStream):
@@ -189,8 +191,10 @@ class _SyncTap(httpx.SyncByteStream):
         exchange.sample.settle_sync()
 
     def close(self) -> None:
-        self._exchange.end("cancelled")
-        self._inner.close()
+        try:
+            self._exchange.end("cancelled")
+        finally:
+            self._inner.close()
 
 
 def _respond(exchange: Exchange, response: httpx.Response, tap: type[_AsyncTap | _SyncTap]) -> None:

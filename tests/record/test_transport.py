@@ -10,6 +10,7 @@ import pytest
 
 from raw_server import RawStream, play
 from rollout_log.errors import RecordingFailed, RolloutLogError
+from rollout_log.log import Log
 from rollout_log.record import RecordingTransport, recording
 from rollout_log.record.samples import Samples
 
@@ -187,6 +188,22 @@ def test_a_consumer_that_leaves_early_cancels(reads):
     assert (rollout.status, rollout.ended_of(rollout.requests[0])) == ("aborted", "cancelled")
     assert rollout.choice().token_ids == [11][:reads]
     assert engine.stream.closed == 1
+
+
+async def test_a_consumer_that_leaves_closes_its_connection_even_where_a_strict_log_refuses(
+    tmp_path, monkeypatch
+):
+    def refuse(*_: object) -> bool:
+        raise RecordingFailed("the disk is gone")
+
+    with Log.open(tmp_path, strict=True) as log:
+        engine = Engine([frame([11]), frame([12]), frame([13], "stop")])
+        async with httpx.AsyncClient(transport=RecordingTransport(log, engine)) as client:
+            with pytest.raises(RecordingFailed):
+                async with client.stream("POST", URL, json=BODY) as response:
+                    await anext(response.aiter_raw())
+                    monkeypatch.setattr("rollout_log.log.queue.Queue.append", refuse)
+        assert engine.stream.closed == 1
 
 
 def test_a_consumer_that_leaves_after_the_finish_has_a_finished_sample():
