@@ -48,8 +48,8 @@ class Exchange:
         self._body: list[bytes] = []
         self._started_ns = monotonic_ns()
         self._waiting: list[Any] = []
-        """Reads that the log has not got, each followed by when it came: ns of the clock that never goes back.
-        A tuple for each would set the garbage collector going."""
+        """Reads that the log has not got, each followed by when it came: ns of the clock that never goes
+        back. A tuple for each would set the garbage collector going."""
         self._last_ns: int | None = None
         """When the last one came that the log has got."""
         self._unfolded: list[Delta] = []

@@ -199,10 +199,11 @@ async def test_a_consumer_that_leaves_closes_its_connection_even_where_a_strict_
     with Log.open(tmp_path, strict=True) as log:
         engine = Engine([frame([11]), frame([12]), frame([13], "stop")])
         async with httpx.AsyncClient(transport=RecordingTransport(log, engine)) as client:
+            response = await client.send(client.build_request("POST", URL, json=BODY), stream=True)
+            await anext(response.aiter_raw())
+            monkeypatch.setattr("rollout_log.log.queue.Queue.append", refuse)
             with pytest.raises(RecordingFailed):
-                async with client.stream("POST", URL, json=BODY) as response:
-                    await anext(response.aiter_raw())
-                    monkeypatch.setattr("rollout_log.log.queue.Queue.append", refuse)
+                await response.aclose()
         assert engine.stream.closed == 1
 
 
