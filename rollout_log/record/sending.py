@@ -134,8 +134,7 @@ class _Sending:
     def _take(self) -> None:
         """Take in all that was read. On a cancellation, nobody is told what this raises but by `error`."""
         try:
-            self._exchange.take()
-            if self._call.on_read is not None:
+            if self._exchange.take() and self._call.on_read is not None:
                 self._call.on_read(self._rollout)
         except _NOT_OURS:
             raise

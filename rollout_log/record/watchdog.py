@@ -103,8 +103,9 @@ class Watchdog:
 
     def _is_over(self, silent: float) -> bool:
         """Whether the limit is reached after so many seconds without a read."""
-        finished = silent >= self._interval and self._finished is not None and self._finished()
-        return silent >= self._limit or (finished and silent >= LINGER_S)
+        if silent >= self._interval and self._finished is not None and self._finished():
+            self._limit = min(self._limit, LINGER_S)
+        return silent >= self._limit
 
     async def _ask(self, healthy: Callable[[], Awaitable[bool]], last: float) -> None:
         try:

@@ -143,6 +143,8 @@ async def test_what_was_read_is_folded_once_nothing_comes_for_a_while_as_of_when
         while call.rollout.length < 2:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.01)
         assert call.seen == [0, 2]
+        await asyncio.sleep(2.2)
+        assert call.seen == [0, 2], "and not again"
         exchange = call.recorder.samples.get("k").exchange
         assert exchange._times[1] >= 10_000, "µs after the first one, whenever they were taken in"
         task.cancel()

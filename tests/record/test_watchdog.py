@@ -114,6 +114,7 @@ async def test_a_finished_stream_may_linger_ten_seconds(monkeypatch):
     assert watchdog.absorb()
     watchdog.close()
     assert watchdog.fired == "timeout"
+    assert watchdog.verdict() == ("timeout", f"no bytes for {3 * LIMIT:g} s")
     assert asked[0] - begun >= LIMIT, "asked where nothing came for a while"
     assert asked[-1] - begun >= 3 * LIMIT
 
