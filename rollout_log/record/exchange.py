@@ -120,9 +120,8 @@ class Exchange:
         last_ns = self._waiting[-1] if self._waiting else self._last_ns
         return None if last_ns is None else last_ns / 1e9
 
-    def take(self) -> bool:
-        """Record and fold what was put, each read as of when it came. Returns whether there was anything."""
-        behind = bool(self._waiting or self._unfolded)
+    def take(self) -> None:
+        """Record and fold what was put, each read as of when it came."""
         try:
             self._hand_over()
         finally:
@@ -130,7 +129,6 @@ class Exchange:
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise refused
-        return behind
 
     def _beat(self) -> None:
         self._beats = False

@@ -87,6 +87,8 @@ class _Sending:
         self._rollout = exchange.rollout
         self._body = body
         self._stops = call.stopper()
+        self._told = self._rollout.events
+        """How many events were folded when `on_read` was called last."""
         self.error: BaseException | None = None
         """What ends the call, raised where nobody waits for it; never what ends the process."""
         self.watchdog = Watchdog(
@@ -99,9 +101,7 @@ class _Sending:
 
     async def run(self) -> None:
         """Send, and read to the end."""
-        exchange, on_chunk, on_read, stops = (
-            self._exchange, self._call.on_chunk, self._call.on_read, self._stops,
-        )  # fmt: skip
+        exchange, on_chunk, stops = self._exchange, self._call.on_chunk, self._stops
         async with self._client.stream(
             "POST",
             self._call.url,
@@ -118,8 +118,8 @@ class _Sending:
                     folded = exchange.put(chunk)
                     if on_chunk is not None:
                         on_chunk(chunk)
-                    if folded and on_read is not None:
-                        on_read(self._rollout)
+                    if folded:
+                        self._tell()
                     if stops is not None and stops():
                         self._take()
                         if not is_finished(self._rollout):
@@ -128,14 +128,19 @@ class _Sending:
             finally:
                 self._take()
         exchange.end("eof")
-        if on_read is not None:
-            on_read(self._rollout)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Call `on_read`, where something was folded since it was called last, whoever had that done."""
+        if self._call.on_read is not None and self._rollout.events != self._told:
+            self._told = self._rollout.events
+            self._call.on_read(self._rollout)
 
     def _take(self) -> None:
         """Take in all that was read. On a cancellation, nobody is told what this raises but by `error`."""
         try:
-            if self._exchange.take() and self._call.on_read is not None:
-                self._call.on_read(self._rollout)
+            self._exchange.take()
+            self._tell()
         except _NOT_OURS:
             raise
         except BaseException as error:
