@@ -32,7 +32,7 @@ AT_ONCE = 4096
 LEAST = 8192
 """Tokens that are measured together …"""
 MANY = 64
-"""… and at least of each stream: more than are folded at once."""
+"""… and at least of each stream, so that most are folded many at a time."""
 
 
 def opened(log: Log | None, streams: int) -> list[Exchange]:

@@ -25,7 +25,6 @@ from benchmarks.measure import Row
 from benchmarks.server import engine
 from rollout_log.log import Log
 from rollout_log.record import Recorder
-from rollout_log.record.live import LiveSample
 
 STREAMS = 512
 RATES = {1: 10.0, 4: 5.0, 16: 2.5, 40: 2.5}
@@ -34,7 +33,7 @@ ENDS = (0, 20)
 """Request ends a second. With some hundred httpx's pool of connections takes a core for itself: for each
 request it looks at all connections for each idle one."""
 TURN_S = 4.0
-"""In which a stream gets more than is folded at once."""
+"""Long enough for what is folded late to be folded many at a time; at a turn's end all of it is."""
 SETTLE_S = 0.6
 """Before a turn counts: the window of a log that the turn before filled, and its commit."""
 TURNS = 5
@@ -77,8 +76,10 @@ class Clients:
         """Take a turn, and note what it cost."""
         await self._client.get(f"{self._url}/turn?turn={self.kind}")
         await asyncio.sleep(settle)
+        self.take()
         before, start = self.tokens(each), time.process_time()
         await asyncio.sleep(seconds)
+        self.take()
         used, came = time.process_time() - start, self.tokens(each) - before
         self.costs.append(used / max(came, 1))
 
@@ -87,15 +88,13 @@ class Clients:
         if self.kind in PLAIN:
             return self._bytes / len(chunks(each)[0]) * each
         live = self._recorder.samples._live.values()
-        return sum(_tokens_of(sample, each) for sample in live)
+        return sum(request.deltas for sample in live for request in sample.rollout.requests)
 
-
-def _tokens_of(sample: LiveSample, each: int) -> int:
-    """How many came, folded or not."""
-    folded, exchange = sum(request.deltas for request in sample.rollout.requests), sample.exchange
-    return (
-        folded if exchange is None else folded + len(exchange._unfolded) + each * len(exchange._waiting) // 2
-    )
+    def take(self) -> None:
+        """Fold what waits for it, so that it counts where it came."""
+        for sample in self._recorder.samples._live.values():
+            if sample.exchange is not None:
+                sample.exchange.take()
 
 
 @contextlib.asynccontextmanager

@@ -27,9 +27,12 @@ class WriterThread:
         self._queue = queue
         self._committer = committer
         self._keeper = keeper
-        self.is_begun = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+
+    @property
+    def is_begun(self) -> bool:
+        return self._thread is not None
 
     def begin(self, at_exit: Callable[[], None]) -> str | None:
         """Begin, if it has not; `at_exit` ends it with the process. Returns why it cannot, None where it can.
@@ -44,7 +47,7 @@ class WriterThread:
                 thread.start()
             except RuntimeError as error:
                 return str(error)
-            self._thread, self.is_begun = thread, True
+            self._thread = thread
             # A child of multiprocessing leaves without running what atexit knows.
             self._finalizer = Finalize(None, at_exit, exitpriority=10)
             return None
